@@ -128,6 +128,103 @@ class CompactionItem(Body, omit_defaults=True):
     encrypted_content: str | None = None
 
 
+class ShellAction(Body, omit_defaults=True):
+    """Commands that a shell is to run."""
+
+    commands: list[str] = msgspec.field(default_factory=list[str])
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCallItem(Body):
+    SILENT = frozenset({"created_by"})
+
+    call_id: Name
+    action: ShellAction
+    environment: msgspec.Raw = msgspec.field(default_factory=no_value)
+
+
+class ShellOutcome(Body):
+    """`type` is `exit` or `timeout`."""
+
+    type: str = "exit"
+    exit_code: int | None = None
+
+
+class ShellOutput(Body):
+    SILENT = frozenset({"created_by"})
+
+    stdout: str = ""
+    stderr: str = ""
+    outcome: ShellOutcome = msgspec.field(default_factory=ShellOutcome)
+
+
+class ShellCallOutputItem(Body):
+    call_id: Name
+    output: list[ShellOutput]
+    max_output_length: int | None = None
+
+
+class LocalShellAction(Body, omit_defaults=True):
+    """A program that the client is to start."""
+
+    SILENT = frozenset({"type"})
+
+    command: list[str] = msgspec.field(default_factory=list[str])
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    user: str | None = None
+
+
+class LocalShellCallItem(Body):
+    call_id: Name
+    action: LocalShellAction
+
+
+class LocalShellCallOutputItem(Body):
+    """The `id` is that of the call, where there is no `call_id`."""
+
+    output: str
+    call_id: str | None = None
+    id: str | None = None
+
+
+class PatchOperation(Body, omit_defaults=True):
+    """`type` is `create_file`, `update_file` or `delete_file`."""
+
+    type: str
+    path: str
+    diff: str | None = None
+
+
+class ApplyPatchCallItem(Body):
+    call_id: Name
+    operation: PatchOperation
+
+
+class ApplyPatchCallOutputItem(Body):
+    call_id: Name
+    status: str = "completed"
+    output: str | None = None
+
+
+class ToolSearchCallItem(Body):
+    arguments: msgspec.Raw
+    call_id: str | None = None
+    id: str | None = None
+    execution: str | None = None
+
+
+class ToolSearchOutputItem(Body):
+    """The tools that were found, which can be called from there on."""
+
+    tools: list[msgspec.Raw]
+    call_id: str | None = None
+    id: str | None = None
+    execution: str | None = None
+
+
 def item_type(item: JsonObject) -> object:
     """What kind of item it is, also where that is left out."""
     is_reference = item.get("role") is None and item.get("id") is not None
@@ -146,6 +243,14 @@ ITEMS = Kinds(
         "compaction_summary": CompactionItem,
         "context_compaction": CompactionItem,
         "compaction_trigger": ItemHead,
+        "shell_call": ShellCallItem,
+        "shell_call_output": ShellCallOutputItem,
+        "local_shell_call": LocalShellCallItem,
+        "local_shell_call_output": LocalShellCallOutputItem,
+        "apply_patch_call": ApplyPatchCallItem,
+        "apply_patch_call_output": ApplyPatchCallOutputItem,
+        "tool_search_call": ToolSearchCallItem,
+        "tool_search_output": ToolSearchOutputItem,
         "item_reference": ItemHead,
     },
     item_type,
@@ -195,8 +300,47 @@ class NamespaceTool(Body):
     description: str | None = None
 
 
+class LocalSkill(Body):
+    """A folder of instructions on the client's machine."""
+
+    name: str
+    path: str
+    description: str = ""
+
+
+class ShellEnvironment(Body):
+    """Where a shell is: `local` is the client's machine, the others are OpenAI's."""
+
+    type: str
+    skills: list[LocalSkill] | None = None
+
+
+class ShellToolFields(Body):
+    environment: ShellEnvironment | None = None
+
+
+class SearchToolFields(Body):
+    """A search for tools; the client does it where `execution` is `client`."""
+
+    execution: str | None = None
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=no_value)
+
+
+class PlainTool(Body):
+    """A tool without anything to be said of it."""
+
+
 TOOLS = Kinds(
-    {"function": FunctionDefinition, "custom": CustomTool, "namespace": NamespaceTool},
+    {
+        "function": FunctionDefinition,
+        "custom": CustomTool,
+        "namespace": NamespaceTool,
+        "shell": ShellToolFields,
+        "local_shell": PlainTool,
+        "apply_patch": PlainTool,
+        "tool_search": SearchToolFields,
+    },
     tool_type,
     frozenset({"type", "function"}),
 )

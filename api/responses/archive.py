@@ -35,6 +35,13 @@ ID_KINDS = {
     "custom_tool_call_output": "cto",
     "reasoning": "rs",
     "compaction": "cmp",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "local_shell_call": "lsh",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apo",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
 }
 
 

@@ -6,7 +6,7 @@ never shown to the model, as they change from turn to turn; nor is anything but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -29,6 +29,7 @@ from api.openai.response_schemas import (
     ITEMS,
     CallItem,
     CallOutputItem,
+    CompactionItem,
     CustomCallItem,
     FormatFields,
     ItemHead,
@@ -39,9 +40,10 @@ from api.openai.response_schemas import (
 from api.openai.sampling import cache_of, sampling_of
 from api.openai.templates import goes_on, template_kwargs
 from api.openai.thinking import all_said
+from api.responses.client_tools import ClientCall, ClientOutput, call_of, found_in, output_of
 from api.responses.compaction import live, summary_in
 from api.responses.items import Item, head_of, lost_item, unseal
-from api.responses.tools import Choice, Offer, ToolNames, chosen, offered
+from api.responses.tools import Choice, Offer, ToolNames, chosen, flat_names, offered
 from runtime.config.settings import Settings
 from runtime.prompt.compaction import summary_message, summary_request
 from runtime.prompt.continuation import begun
@@ -163,12 +165,20 @@ class _Writer:
                 self._add_output(read, path, turn)
             case ReasoningItem():
                 self._add_reasoning(read, path, turn)
-            case _:
+            case CompactionItem():
                 summary = turn.read(lambda: summary_in(item, self._expansion), None)
                 if summary is None:
                     return False
                 self.end_turn()
                 self.messages.append(summary_message(summary))
+            case _:
+                match call_of(read) or output_of(read):
+                    case ClientCall(kind, call_id, arguments):
+                        self._add_call(call_id, kind, None, arguments)
+                    case ClientOutput() as output:
+                        self._add_client_output(output)
+                    case _:
+                        return False
         return True
 
     def end_turn(self) -> None:
@@ -234,6 +244,18 @@ class _Writer:
                 tool_call_id=item.call_id,
                 images=output.images,
                 breakpoints=output.breakpoints,
+            )
+        )
+
+    def _add_client_output(self, output: ClientOutput) -> None:
+        self.end_turn()
+        self.messages.append(
+            Message(
+                role="tool",
+                text=output.text,
+                tool_call_id=output.call_id,
+                is_error=output.is_error,
+                loaded_tools=tuple(flat_names(output.tools)),
             )
         )
 
@@ -346,7 +368,7 @@ def plan_of(
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
     """
-    offer = offered(data.tools or ())
+    offer = offered(data.tools or (), list(_found_tools(items)))
     choice = chosen(data.tool_choice, offer, is_parallel=data.parallel_tool_calls is not False)
     form = (data.text.format if data.text is not None else None) or FormatFields()
     schema = JsonSchemaFormat(form.name, form.description, form.schema, form.strict)
@@ -388,6 +410,14 @@ def plan_of(
     return plan._replace(
         request=summary_request(request, spec.context), is_begun=False, compacts=True
     )
+
+
+def _found_tools(items: Sequence[Item]) -> Iterator[tuple[msgspec.Raw, str]]:
+    """The tools that searches found, and where they stand."""
+    for item in items:
+        if head_of(item).type == "tool_search_output":
+            tools = found_in(item)
+            yield from ((raw, f"{item.path}.tools[{i}]") for i, raw in enumerate(tools))
 
 
 def _prompt(

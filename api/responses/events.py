@@ -17,6 +17,8 @@ from api.openai.fields import Body
 from api.openai.frame import token_entry
 from api.openai.freeform import freeform_input
 from api.openai.schemas import TokenEntry
+from api.responses.client_calls import ID_KINDS, client_call
+from api.responses.client_tools import ClientKind
 from api.responses.compaction import new_compaction_id, sealed_summary
 from api.responses.items import Item, seal
 from api.responses.output import (
@@ -139,6 +141,8 @@ class OutputWriter:
             case ToolCallDelta():
                 ref = self._shape.names.ref(chunk.name or "")
                 call_id = chunk.id or _new_id("call")
+                if ref.client is not None:
+                    return _ClientCall(ref, call_id)
                 return _CustomCall(ref, call_id) if ref.is_custom else _Call(ref, call_id)
 
     def _close(self, status: ItemStatus) -> list[Event]:
@@ -406,3 +410,27 @@ class _CustomCall(_Call):
         kind, end = "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"
         delta = [PieceEvent(kind, self._id, at, delta=text)] if text else []
         return [*delta, PieceEvent(end, self._id, at, input=text)]
+
+
+class _ClientCall(_Call):
+    """The call of a tool that the client runs, which is known when its arguments are complete."""
+
+    def __init__(self, ref: ToolRef, call_id: str) -> None:
+        super().__init__(ref, call_id)
+        assert ref.client is not None
+        self._kind: ClientKind = ref.client
+        self._id = _new_id(ID_KINDS[ref.client])
+
+    @override
+    def item(self, status: ItemStatus) -> OutputItem:
+        return client_call(self._kind, self._id, status, self._call_id, "".join(self._pieces))
+
+    @override
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, ToolCallDelta)
+        self._pieces.append(chunk.arguments)
+        return []
+
+    @override
+    def closing(self, at: int) -> list[PieceEvent]:
+        return []

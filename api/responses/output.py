@@ -75,6 +75,68 @@ class OutputCustomCall(Body):
     type: Literal["custom_tool_call"] = "custom_tool_call"
 
 
+class ShellActionAnswer(Body):
+    commands: list[str]
+    timeout_ms: int | None
+    max_output_length: int | None
+
+
+class OutputShellCall(Body):
+    """Commands for the client's shell."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: ShellActionAnswer
+    type: Literal["shell_call"] = "shell_call"
+
+
+class LocalShellActionAnswer(Body):
+    command: list[str]
+    env: dict[str, str]
+    working_directory: str | None
+    timeout_ms: int | None
+    user: str | None
+    type: Literal["exec"] = "exec"
+
+
+class OutputLocalShellCall(Body):
+    """A program for the client to start."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: LocalShellActionAnswer
+    type: Literal["local_shell_call"] = "local_shell_call"
+
+
+class PatchAnswer(Body, omit_defaults=True):
+    type: str
+    path: str
+    diff: str | UnsetType = UNSET
+
+
+class OutputPatchCall(Body):
+    """A change of one file for the client to make; one that was cut stays in progress."""
+
+    id: str
+    status: Literal["in_progress", "completed"]
+    call_id: str
+    operation: PatchAnswer
+    type: Literal["apply_patch_call"] = "apply_patch_call"
+
+
+class OutputSearchCall(Body):
+    """A search for tools for the client to do."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    arguments: msgspec.Raw
+    execution: Literal["client"] = "client"
+    type: Literal["tool_search_call"] = "tool_search_call"
+
+
 class OutputCompaction(Body):
     """A summary that takes the place of what was said, for the client to send back."""
 
@@ -83,7 +145,17 @@ class OutputCompaction(Body):
     type: Literal["compaction"] = "compaction"
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction
+OutputItem = (
+    OutputMessage
+    | OutputReasoning
+    | OutputCall
+    | OutputCustomCall
+    | OutputShellCall
+    | OutputLocalShellCall
+    | OutputPatchCall
+    | OutputSearchCall
+    | OutputCompaction
+)
 
 
 class WrittenByTtl(Body):

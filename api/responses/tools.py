@@ -1,12 +1,13 @@
 """The tools of a Responses request: which the model is shown, and under which names.
 
 A model knows flat names only, so a tool of a namespace is shown as `namespace__name`; `ToolNames`
-leads back. Tools that would run on OpenAI's servers are left out and reported.
+leads back. Tools that would run on OpenAI's servers are left out and reported. Tools that a search
+of the client's found are shown where it found them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -23,10 +24,12 @@ from api.openai.response_schemas import (
     ToolChoiceFields,
     ToolHead,
 )
+from api.responses.client_tools import KINDS, ClientKind, client_tool
+from runtime.errors import InvalidRequest
 from runtime.types import Tool, ToolChoice
 
 _MODES = ("auto", "none", "required")
-_OWN_TYPES = ("function", "custom", "namespace")
+_OWN_TYPES = ("function", "custom", "namespace", *KINDS)
 
 
 class ToolRef(NamedTuple):
@@ -35,6 +38,8 @@ class ToolRef(NamedTuple):
     name: str
     namespace: str | None = None
     is_custom: bool = False
+    client: ClientKind | None = None
+    """The tool of the API that the client runs, whose calls are items of their own."""
 
 
 class ToolNames:
@@ -78,8 +83,8 @@ class FunctionEcho(msgspec.Struct, tag_field="type", tag="function"):
     strict: bool
 
 
-def offered(raws: Sequence[msgspec.Raw]) -> Offer:
-    """The tools of a request.
+def offered(raws: Sequence[msgspec.Raw], found: Sequence[tuple[msgspec.Raw, str]] = ()) -> Offer:
+    """The tools of a request, and those that its searches `found`, with their paths.
 
     Raises:
         InvalidRequest: a function or custom tool is described wrongly.
@@ -87,6 +92,13 @@ def offered(raws: Sequence[msgspec.Raw]) -> Offer:
     reader = _Reader()
     for i, raw in enumerate(raws):
         reader.add(raw, f"tools[{i}]")
+    num_echoed = len(reader.echo)
+    for raw, path in found:
+        try:
+            reader.add(raw, path, is_found=True)
+        except InvalidRequest as error:  # what a call gave is never refused
+            reader.ignored.append(error.message)
+    del reader.echo[num_echoed:]
     names = ToolNames(reader.refs)
     return Offer(tuple(reader.tools), names, tuple(reader.echo), tuple(reader.ignored))
 
@@ -99,8 +111,10 @@ class _Reader:
         self.refs: dict[str, ToolRef] = {}
         self.echo: list[msgspec.Raw] = []
         self.ignored: list[str] = []
+        self._is_found = False
 
-    def add(self, raw: msgspec.Raw, path: str) -> None:
+    def add(self, raw: msgspec.Raw, path: str, *, is_found: bool = False) -> None:
+        self._is_found = is_found
         head = decoded_at(raw, ToolHead, path)
         kind = head.type
         match kind:
@@ -118,7 +132,15 @@ class _Reader:
                 self._open(decoded_at(raw, NamespaceTool, path), path)
                 self.echo.append(raw)
             case _:
-                self.ignored.append(f"{path}: {kind[:64]}")
+                self._keep_client(client_tool(kind, raw, path), raw)
+
+    def _keep_client(self, tool: Tool | str, raw: msgspec.Raw) -> None:
+        if isinstance(tool, str):
+            self.ignored.append(tool)
+            return
+        client: ClientKind = next(one for one in KINDS if one == tool.name)
+        self._keep(tool, ToolRef(tool.name, client=client))
+        self.echo.append(raw)
 
     def _open(self, space: NamespaceTool, path: str) -> None:
         """Keep the tools of a namespace; the first one carries the description of all."""
@@ -148,12 +170,20 @@ class _Reader:
 
     def _keep(self, tool: Tool, ref: ToolRef) -> None:
         flat = _flat_name(ref.name, ref.namespace)
+        if self._is_found and flat in self.refs:
+            return
         number = 1
         while flat in self.refs:
             number += 1
             flat = f"{_flat_name(ref.name, ref.namespace)}_{number}"
         self.refs[flat] = ref
-        self.tools.append(msgspec.structs.replace(tool, name=flat))
+        self.tools.append(msgspec.structs.replace(tool, name=flat, is_deferred=self._is_found))
+
+
+def flat_names(raws: Sequence[msgspec.Raw]) -> Iterator[str]:
+    """What the model calls these tools."""
+    for raw in raws:
+        yield from (tool.name for tool in offered((), [(raw, "")]).tools)
 
 
 def _flat_name(name: str, namespace: str | None) -> str:
@@ -222,9 +252,10 @@ def _served(tool: ChosenTool, offer: Offer, path: str) -> str:
             f"asks for the hosted tool {tool.type[:64]!r}, which does not exist here: "
             "choose a function or a custom tool.",
         )
-    flat = offer.names.flat(tool.name or "", tool.namespace)
+    own = tool.type if tool.type in KINDS else ""
+    flat = offer.names.flat(tool.name or own, tool.namespace)
     if flat not in {one.name for one in offer.tools}:
-        refuse(path, f"names {(tool.name or '')[:64]!r}, which is not among the tools.")
+        refuse(path, f"names {(tool.name or own)[:64]!r}, which is not among the tools.")
     return flat
 
 

@@ -37,7 +37,11 @@ BASE: dict[str, dict[str, Any]] = {
         "tools": [TOOL, {"type": "custom", "custom": {"name": "say"}}],
     },
     "/v1/completions": {"prompt": "hi", "max_tokens": 1},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 1, "tools": [FUNCTION, CUSTOM]},
+    "/v1/responses": {
+        "input": "hi",
+        "max_output_tokens": 1,
+        "tools": [FUNCTION, CUSTOM, {"type": "shell"}, {"type": "apply_patch"}],
+    },
     "/v1/embeddings": {"input": "hi"},
 }
 SAMPLES: dict[str, dict[str, Any]] = {
@@ -134,6 +138,15 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "format grammar": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"},
         "format grammar.syntax": "regex",
         "format grammar.definition": "[a-z]+",
+        "tools tool_search": {"type": "tool_search", "execution": "client"},
+        "tools tool_search.execution": "client",
+        "tools tool_search.parameters": SCHEMA,
+        "input tool_search_output.tools": [FUNCTION],
+        "input tool_search_output": {"type": "tool_search_output", "tools": [FUNCTION]},
+        "environment": {"type": "local"},
+        "tools shell.environment": {"type": "local"},
+        "tool_choice shell": {"type": "shell"},
+        "tool_choice apply_patch": {"type": "apply_patch"},
         ".background": False,
         ".include": ["reasoning.encrypted_content"],
         ".top_logprobs": None,
