@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+from api.http.files import file_text
 from api.http.images import image_of
 from api.http.past import STRICT, Turn
 from api.http.refusal import refuse
@@ -33,8 +34,17 @@ class ThoughtPart(Body):
     text: str | None = None
 
 
+class InlineFile(Body):
+    """A file that is sent along."""
+
+    file_data: str | None = None
+    filename: str | None = None
+
+
 class ContentPart(Body):
-    """One part of a message's content: text, a refusal, a picture, in answers also thoughts."""
+    """One part of a message's content: text, a refusal, a picture or a file, in answers also
+    thoughts. Chat has what is said of a file in `file`.
+    """
 
     SILENT = frozenset({"annotations", "logprobs"})
     INSTEAD: ClassVar[dict[str, object]] = {"type": "text", "text": line_for("part")}
@@ -45,6 +55,9 @@ class ContentPart(Body):
     refusal: str | None = None
     image_url: str | ImageUrl | None = None
     detail: str | None = None
+    file: InlineFile | None = None
+    file_data: str | None = None
+    filename: str | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
@@ -119,6 +132,11 @@ def _image(part: ContentPart, at: int, path: str, turn: Turn) -> Image:
 
 
 def _part_text(part: ContentPart, path: str) -> str:
+    if part.type == "input_file":
+        return file_text(part.file_data, part.filename, path, "file_data")
+    if part.type == "file":
+        file = part.file or InlineFile()
+        return file_text(file.file_data, file.filename, path, "file.file_data")
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in TEXT_PARTS and part.type != "refusal":
         refuse(

@@ -17,7 +17,7 @@ from api.http.unused import listed
 from api.openai.caching import latest, work_of
 from api.openai.content import read
 from api.openai.fields import arguments_text, role_in
-from api.openai.formats import constraint_of
+from api.openai.formats import constraint_of, structured
 from api.openai.freeform import freeform_arguments
 from api.openai.prompts import listed_prompts
 from api.openai.sampling import cache_of, num_choices, sampling_of
@@ -72,8 +72,10 @@ def chat_to_generate(
     if data.top_logprobs is not None and not data.logprobs:
         refuse("top_logprobs", "needs logprobs: set `logprobs` to true.")
     form = data.response_format
-    constraint = None
-    if form is not None:
+    constraint = structured(data)
+    if form is not None and form.type != "text":
+        if constraint is not None:
+            refuse(constraint.field, "does not go with response_format: leave one of them out.")
         path = "response_format"
         constraint = constraint_of(form.type, form.json_schema, path, f"{path}.json_schema")
     if needs_messages and not data.messages:
@@ -124,6 +126,7 @@ def completion_to_generate(
         refuse("suffix", "is not supported: leave it out.")
     if data.best_of is not None and data.best_of != (data.n or 1):
         refuse("best_of", "is served only when it equals n: ask for n choices and take the best.")
+    constraint = structured(data)
     scores_prompt = bool(data.echo) and data.logprobs is not None
     prompts = listed_prompts(data.prompt, needs_text=bool(data.echo) and not scores_prompt)
     if len(prompts) > settings.max_queue:
@@ -141,6 +144,7 @@ def completion_to_generate(
             priority=priority_of(data.priority),
             keep_alive_s=seconds_of(data.keep_alive),
             sampling=sampling_of(data),
+            constraint=constraint,
             max_tokens=_completion_tokens(data, settings.model(spec.id)),
             stop=stops_of(data.stop, "stop", MAX_STOPS),
             num_choices=num_choices(data.n, settings.max_choices),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
+from api.http.body import decoded_at
 from api.http.json_schemas import schema_text
 from api.http.refusal import refuse
 from api.openai.fields import JsonSchemaFormat, is_given
+from api.openai.schemas import SharedFields, StructuredOutputs
 from runtime.types import Constraint
 
 
@@ -28,3 +34,52 @@ def constraint_of(
         refuse(path, 'of type "json_schema" needs a schema: give `name` and `schema`.')
     text = schema_text(schema.schema, f"{schema_path}.schema")
     return Constraint(kind="json_schema", text=text, field=path)
+
+
+def structured(data: SharedFields) -> Constraint | None:
+    """What vLLM's fields say that the answer must be; None where they are not given.
+
+    Raises:
+        InvalidRequest: several of them are, or one is of no known form.
+    """
+    found = list(_structured(data))
+    if len(found) > 1:
+        first, second, *_ = found
+        refuse(second.field, f"does not go with {first.field}: give one of them.")
+    return found[0] if found else None
+
+
+def _structured(data: SharedFields) -> Iterator[Constraint]:
+    guided = StructuredOutputs(
+        json=data.guided_json,
+        regex=data.guided_regex,
+        choice=data.guided_choice,
+        grammar=data.guided_grammar,
+    )
+    yield from _forms(guided, "guided_")
+    if data.structured_outputs is not None:
+        yield from _forms(data.structured_outputs, "structured_outputs.")
+
+
+def _forms(given: StructuredOutputs, prefix: str) -> Iterator[Constraint]:
+    if is_given(given.json):
+        field = f"{prefix}json"
+        raw = given.json
+        if bytes(raw).startswith(b'"'):  # the schema as text
+            raw = msgspec.Raw(decoded_at(raw, str, field).encode())
+        yield Constraint(kind="json_schema", text=schema_text(raw, field), field=field)
+    if given.json_object:
+        yield Constraint(kind="json_object", field=f"{prefix}json_object")
+    if given.regex is not None:
+        yield Constraint(kind="regex", text=given.regex, field=f"{prefix}regex")
+    if given.choice is not None:
+        field = f"{prefix}choice"
+        if not given.choice or not all(given.choice):
+            refuse(field, "must be a list of texts, none of them empty.")
+        texts = (msgspec.json.encode(one).decode() for one in given.choice)
+        yield Constraint(kind="lark", text=f"start: {' | '.join(texts)}", field=field)
+    if given.grammar is not None:
+        field = f"{prefix}grammar"
+        if "::=" in given.grammar:
+            refuse(field, "is in the notation of GBNF: write it in Lark's (`start: ...`).")
+        yield Constraint(kind="lark", text=given.grammar, field=field)

@@ -62,6 +62,13 @@ class ToolChoiceFields(Body, omit_defaults=True):
     tools: list[ChosenTool] | None = None
 
 
+class BackgroundOptions(Body):
+    """When a response in the background is to be complete, and which ones belong together."""
+
+    completion_window: str | None = None
+    continuation_id: str | None = None
+
+
 class ContextManagementFields(Body):
     """`compaction`: from so many tokens on the conversation is summed up before the answer."""
 
@@ -378,6 +385,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     metadata: Raws | None = None
     background: bool | None = None
+    background_options: BackgroundOptions | None = None
     stream: bool | None = None
     safety_identifier: str | None = None
     conversation: msgspec.Raw = msgspec.field(default_factory=no_value)

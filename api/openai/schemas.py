@@ -19,6 +19,7 @@ from api.openai.fields import (
     Raws,
     ReasoningFields,
     SamplingFields,
+    no_value,
 )
 from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import PLACES, Budget, ThinkingField
@@ -150,14 +151,31 @@ class Prediction(Body):
     content: Content = None
 
 
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`: one of these is what the answer must be."""
+
+    json: msgspec.Raw = msgspec.field(default_factory=no_value)
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class SharedFields(SamplingFields, kw_only=True):
-    """What chat and completions have in common beside how tokens are chosen."""
+    """What chat and completions have in common beside how tokens are chosen. The form of an answer
+    in vLLM's words is `structured_outputs`, or a `guided_…` field for each kind.
+    """
 
     max_tokens: Count | None = None
     stop: str | list[str] | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = msgspec.field(default_factory=no_value)
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatRequest(SharedFields, kw_only=True):

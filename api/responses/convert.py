@@ -27,6 +27,7 @@ from api.openai.formats import constraint_of
 from api.openai.freeform import freeform_arguments
 from api.openai.response_schemas import (
     ITEMS,
+    BackgroundOptions,
     CallItem,
     CallOutputItem,
     CompactionItem,
@@ -56,6 +57,7 @@ from runtime.types import (
     Message,
     ModelSpec,
     Overflow,
+    Priority,
     Role,
     ToolCall,
 )
@@ -294,6 +296,10 @@ OVERFLOWS: Mapping[str, Overflow] = {"auto": "drop_oldest_turns", "disabled": "r
 """What `truncation` means; without it the model's settings say."""
 
 
+WINDOWS_S = {"soonest": 0.0, "2h": 7200.0, "8h": 28_800.0}
+"""How long a response in the background may take; 0 for as long as any other."""
+
+
 class ResponsePlan(NamedTuple):
     """What is to be done for a request: what the model is asked, and how the answer is shaped."""
 
@@ -351,8 +357,37 @@ def check(data: ResponseRequest) -> None:
                 f"context_management[{i}].type",
                 f"is {one.type[:64]!r}: the only one is 'compaction'.",
             )
+    _check_window(data)
     if data.background and data.store is False:
         refuse("background", "needs the response to be stored: leave `store` out or set it true.")
+
+
+def _check_window(data: ResponseRequest) -> None:
+    window = data.background_options.completion_window if data.background_options else None
+    if window is None:
+        return
+    if window not in WINDOWS_S:
+        refuse("background_options.completion_window", f"must be one of {', '.join(WINDOWS_S)}.")
+    if WINDOWS_S[window] and (not data.background or data.stream):
+        refuse(
+            "background_options.completion_window",
+            f"is {window!r}, which is for responses in the background that are not streamed: set "
+            "`background` and leave `stream` out.",
+        )
+
+
+def _waiting(
+    data: ResponseRequest, caller: Caller, settings: Settings
+) -> tuple[Caller, Priority | None, float]:
+    """Who asks, with which priority, and how many seconds it may take. What has hours is answered
+    when nobody else asks; a continuation id names the conversation where nothing else in the
+    request's head does.
+    """
+    options = data.background_options or BackgroundOptions()
+    asker = caller._replace(session=caller.session or options.continuation_id)
+    window_s = WINDOWS_S[options.completion_window or "soonest"]
+    priority = priority_of(data.priority) or ("background" if window_s else None)
+    return asker, priority, max(settings.deadline_s, window_s)
 
 
 def plan_of(
@@ -385,21 +420,22 @@ def plan_of(
     messages = shown_images(messages, spec, settings, unshown)
     constraint = constraint_of(form.type, schema, "text.format", "text.format")
     prompt = _prompt(data, messages, choice, is_over=read.is_over)
+    asker, priority, deadline_s = _waiting(data, caller, settings)
     request = GenerateRequest(
         request_id=request_id,
         model=spec.id,
         prompt=prompt,
         work=work_of(data),
-        client=caller.client,
-        priority=priority_of(data.priority),
+        client=asker.client,
+        priority=priority,
         keep_alive_s=seconds_of(data.keep_alive),
         sampling=sampling_of(data),
         constraint=constraint,
         max_tokens=data.max_output_tokens,
         top_logprobs=_top_logprobs(data),
         ignore_eos=bool(data.ignore_eos),
-        deadline_s=settings.deadline_s,
-        cache=cache_of(data, caller, data.extra_body, data.metadata),
+        deadline_s=deadline_s,
+        cache=cache_of(data, asker, data.extra_body, data.metadata),
         overflow=OVERFLOWS.get(data.truncation) if data.truncation else None,
     )
     unserved = (*offer.ignored, *read.ignored, *unshown, *_unknown_includes(data.include or ()))

@@ -21,6 +21,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"at": {"type": "integ
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "look", "parameters": SCHEMA}
 CUSTOM: dict[str, Any] = {"type": "custom", "name": "say"}
+FILE = "data:text/plain;base64,T25jZS4="
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 TEXT_SOURCE: dict[str, Any] = {"type": "text", "media_type": "text/plain", "data": "Once."}
 NAMED_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look"}}
@@ -97,6 +98,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
         },
         "json_schema": {"name": "at", "schema": SCHEMA},
         "json_schema.schema": SCHEMA,
+        "content file": {"type": "file", "file": {"file_data": FILE}},
+        "file": {"file_data": FILE},
+        "file.file_data": FILE,
+        "content file.file": {"file_data": FILE},
         ".functions": [{"name": "look", "parameters": SCHEMA}],
         "image_url": {"url": PICTURE},
         "image_url.url": PICTURE,
@@ -129,6 +134,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "tool_choice allowed_tools.tools": [NAMED],
         "tool_choice function.name": "look",
         "tool_choice custom.name": "say",
+        "content input_file": {"type": "input_file", "file_data": FILE},
+        "output input_file": {"type": "input_file", "file_data": FILE},
+        "content input_file.file_data": FILE,
+        "output input_file.file_data": FILE,
         "content input_image.image_url": PICTURE,
         "output input_image.image_url": PICTURE,
         "content input_image": {"type": "input_image", "detail": "auto", "image_url": PICTURE},
@@ -148,6 +157,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "tool_choice shell": {"type": "shell"},
         "tool_choice apply_patch": {"type": "apply_patch"},
         ".background": False,
+        "with background_options.completion_window": {"background": True},
         ".include": ["reasoning.encrypted_content"],
         ".top_logprobs": None,
         ".metadata": {"key": "text"},

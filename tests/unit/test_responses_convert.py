@@ -227,7 +227,7 @@ def test_items_that_say_nothing_to_a_model_have_no_effect_and_are_told() -> None
     assert found.ignored == ("input[0]: mcp_list_tools",)
 
 
-@pytest.mark.parametrize("kind", ["web_search_call", "local_shell_call", "glow"])
+@pytest.mark.parametrize("kind", ["web_search_call", "computer_call", "glow"])
 def test_items_that_a_model_would_read_and_nobody_knows_are_refused(kind: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         plan(input=[{"role": "user", "content": "q"}, {"type": kind, "action": 7}])
@@ -392,3 +392,30 @@ def test_pictures_are_refused_where_they_stand() -> None:
     with pytest.raises(InvalidRequest) as caught:
         plan(input=[{"role": "user", "content": [picture]}])
     assert caught.value.param == "input[0].content[0]"
+
+
+# When it is to be complete
+
+
+def test_what_has_hours_waits_for_idle_time_and_for_no_longer_than_it_has() -> None:
+    window = {"completion_window": "8h"}
+    asked = plan(background=True, background_options=window).request
+    assert (asked.priority, asked.deadline_s) == ("background", 28_800.0)
+    own = plan(background=True, background_options=window, priority="default").request
+    assert own.priority == "default"
+    soon = plan(background_options={"completion_window": "soonest"}).request
+    assert (soon.priority, soon.deadline_s) == (None, plan().request.deadline_s)
+
+
+@pytest.mark.parametrize("more", [{}, {"background": True, "stream": True}])
+def test_what_has_hours_must_be_in_the_background_and_not_streamed(more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        plan(background_options={"completion_window": "2h"}, **more)
+    assert refused.value.param == "background_options.completion_window"
+
+
+def test_a_continuation_id_names_the_conversation_where_no_id_does() -> None:
+    options = {"continuation_id": "run-7"}
+    assert plan(background_options=options).request.cache.session_id == "run-7"
+    named = plan(background_options=options, session_id="mine").request
+    assert named.cache.session_id == "mine"
