@@ -160,6 +160,7 @@ def test_a_stream_tells_its_counts_at_the_start_and_at_the_end(server: RunningSe
     by_ttl = start.pop("cache_creation")
     assert by_ttl == {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
     assert end.pop("output_tokens") > 0
+    assert end.pop("output_tokens_details") == {"thinking_tokens": 0}
     assert start == end
     assert end["cache_read_input_tokens"] > 100
 
