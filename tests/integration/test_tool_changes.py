@@ -101,10 +101,21 @@ def test_changes_outlive_the_summary_of_where_they_were_made(server: RunningServ
     assert count(server, *before) == count(server, *messages)
 
 
-def test_a_change_of_no_tool_is_refused_by_its_place(server: RunningServer) -> None:
-    messages = [USER, system(named("tool_addition", "fly")), AND]
-    refused = ask(server, 400, messages=messages)
-    assert refused["error"]["details"]["param"] == "messages[1].content[0].tool.name"
+def test_a_change_of_no_tool_is_refused_by_its_place_and_told_once_it_is_past(
+    server: RunningServer,
+) -> None:
+    change, place = system(named("tool_addition", "fly")), "messages[1].content[0].tool.name"
+    refused = ask(server, 400, messages=[USER, change])
+    assert refused["error"]["details"]["param"] == place
+    told = ask(server, messages=[USER, change, AND])["hearth"]["ignored"]
+    assert told == [f"{place} is 'fly', which no tool is called."]
+    unknown = system({"type": "text", "text": "a"}, clear_at="soon")
+    assert ask(server, 400, messages=[USER, unknown])["error"]["details"]["param"] == (
+        "messages[1].clear_at"
+    )
+    assert ask(server, messages=[USER, unknown, AND])["hearth"]["ignored"] == [
+        "messages[1].clear_at must be 'next_user_message' or 'never'."
+    ]
 
 
 def test_a_text_that_is_to_be_cleared_is_read_up_to_the_next_user_only(
