@@ -27,6 +27,8 @@ _REPORT = Path(__file__).parent / "many_small.json"
 _MANY, _FEW = "hearth-many", "hearth-few"
 _PAUSE_S = 0.2
 """Between an answer to the second key and its next request."""
+_LONGER = " The keeper lights the lamp and writes the weather down." * 8
+"""What the second key says more than the first: it lacks more than each of those beside it."""
 
 
 class Crowd(msgspec.Struct):
@@ -44,7 +46,9 @@ class Crowd(msgspec.Struct):
 
 
 class Round(msgspec.Struct):
-    """One server: one connection with nothing beside it, then the crowds."""
+    """One server: one connection of each key with nothing beside it, then the crowds. The first
+    key's gives `alone_per_s`, the second key's `alone_s`.
+    """
 
     server: str
     alone_per_s: float
@@ -66,6 +70,7 @@ class _Connection:
     def __init__(self, port: int, key: str, numbers: Iterator[int]) -> None:
         self._port = port
         self._key = key
+        self._more = _LONGER if key == _FEW else ""
         self._numbers = numbers
         self.sent_s: list[float] = []
         self.waits_s: list[float] = []
@@ -87,7 +92,7 @@ class _Connection:
         writer.close()
 
     def _request(self) -> bytes:
-        content = f"Message {next(self._numbers)}: hello."
+        content = f"Message {next(self._numbers)}: hello.{self._more}"
         body = msgspec.json.encode(
             {
                 "model": "bench",
@@ -108,14 +113,15 @@ async def measure(server: Hearth, name: str, widths: Sequence[int], seconds: flo
     """One connection alone, and the crowds after it."""
     numbers = itertools.count()
     await _Connection(server.port, _MANY, numbers).ask_until(time.perf_counter() + 1)
-    alone = _Connection(server.port, _FEW, numbers)
+    alone, few = (_Connection(server.port, key, numbers) for key in (_MANY, _FEW))
     start = time.perf_counter()
     await alone.ask_until(start + seconds)
     taken_s = time.perf_counter() - start
+    await few.ask_until(time.perf_counter() + seconds / 2, _PAUSE_S)
     done = Round(
         server=name,
         alone_per_s=round(len(alone.waits_s) / taken_s, 1),
-        alone_s=round(statistics.median(alone.waits_s), 4),
+        alone_s=round(statistics.median(few.waits_s), 4),
         crowds=[],
     )
     for width in widths:

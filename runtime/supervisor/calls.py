@@ -86,6 +86,11 @@ class QueuedRequest:
         self._digest = b""
 
     @property
+    def tenant(self) -> str:
+        """Whose it is; a wish is the operator's."""
+        return self.generation.request.cache.tenant if self.generation is not None else ""
+
+    @property
     def is_use(self) -> bool:
         """Its model is kept for a while afterwards; by counting only if it says so."""
         if self.yields or self.generation is None:

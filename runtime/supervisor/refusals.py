@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from runtime.errors import NoRoom, Overloaded, QueueTimeout
 from runtime.supervisor.calls import QueuedRequest
 
 
-def check_number(number: int, limit: int, what: str, setting: str) -> None:
-    """See that one more is allowed. Raises Overloaded."""
-    if number >= limit:
-        raise Overloaded(f"{number} {what}, the limit ({setting}) is {limit}.")
+def check_number(tenant: str, owners: Collection[str], limit: int, what: str, setting: str) -> None:
+    """See that a tenant may have one more, where these tenants have one each.
+
+    A tenant that has less than an equal share of the limit is let in although others took all.
+
+    Raises:
+        Overloaded: the limit is reached.
+    """
+    num_own = sum(owner == tenant for owner in owners)
+    if len(owners) >= limit and num_own >= limit // len({tenant, *owners}):
+        raise Overloaded(f"{len(owners)} {what}, the limit ({setting}) is {limit}.")
 
 
 def too_late(call: QueuedRequest, now_s: float) -> QueueTimeout:

@@ -354,10 +354,11 @@ class RequestScheduler:
         if self.is_stopping:
             raise ShuttingDown
         rules, opened = self._rules, _opened(self._queue, self.actors.values())
-        check_number(len(opened), rules.max_open, "requests are open", "max_queue")
-        of_model = [one for one in opened if one.name == call.name]
+        tenant, owners = call.tenant, [one.tenant for one in opened]
+        check_number(tenant, owners, rules.max_open, "requests are open", "max_queue")
+        of_model = [one.tenant for one in opened if one.name == call.name]
         what = f"requests for {call.name} are open"
-        check_number(len(of_model), rules.max_open_per_model, what, "max_queue_per_model")
+        check_number(tenant, of_model, rules.max_open_per_model, what, "max_queue_per_model")
         if opened and self.find(call.request_id):
             raise InvalidRequest(f"A request {call.request_id} is open already.", "request_id")
         need, room = self._memory.need(call.spec.loaded).num_bytes, self._memory.room().num_bytes

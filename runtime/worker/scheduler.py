@@ -9,23 +9,30 @@ keeps waiting; what warms the cache beforehand is computed while nothing else is
 decoding included. Only what goes on from an answer that is being written is computed beside that
 answer, while nobody else is here; it shares the time with it as any other prompt does.
 
-Within a class the prompt that lacks least is computed first, so that a short one never waits for
-a long one; and of the tokens computed past the oldest prompt it gets one for every three. So
-longer prompts take a quarter of the time of a shorter one at most, and no prompt takes more than
-four times as long as alone once it is the oldest, whoever arrives behind it. A prompt that was
-passed keeps what was computed of it.
+Within a class tenants take turns, by the tokens that are computed for them: who asks for little
+waits for one slice of each other tenant at most. Of a tenant's prompts the one that lacks least is
+computed first, so that a short one never waits for a long one; of those that lack about as much it
+is the one whose conversation had least. Of the tokens computed past the oldest prompt it gets one
+for every three. So longer prompts take a quarter of the time of a shorter one at most, and no
+prompt takes more than four times as long as alone once it is the oldest, whoever of its tenant
+arrives behind it. A prompt that was passed keeps what was computed of it.
 
 A request begins as soon as one of its choices has a row and the memory for it; the other choices
-follow row by row, after requests that have none yet. Nobody is passed for ever: every ninth row
-goes to whom others passed, and what needs much memory is passed by eight requests at most.
+follow row by row, after requests that have none yet. Here too tenants take turns, and the
+conversations of each. Nobody is passed for ever: every ninth row goes to whom others passed, and
+what needs much memory is passed by eight requests at most. While nobody decodes, tiny prompts that
+wait together also begin together, as a step of many rows takes little longer than one of a single
+row.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from runtime.types import Priority
+from runtime.fair_share import FairShare
+from runtime.types import GenerateRequest, Priority
 from runtime.worker.row_memory import RowMemory, RowUse, reserved_tokens, steps_to_growth
 from runtime.worker.sequence import Sequence as Choice
 from runtime.worker.sequence import SequenceGroup
@@ -33,6 +40,10 @@ from runtime.worker.sequence import SequenceGroup
 SLICE_GRID = 32
 """Slices end on multiples of this absolute position, so that equal prompts are cut equally."""
 
+_TINY = 2 * SLICE_GRID
+"""Tokens that a prompt lacks at most for which computed ones wait a little."""
+_STEPS_WAITED = 2
+"""So many decode steps' time they wait, which is what two rows that join others save."""
 _SMOOTHING = 0.2
 _FIRST_SLICE = 256
 _LONGEST_SLICE_S = 10.0
@@ -96,11 +107,16 @@ class Scheduler:
         self.prefill_rate = 0.0
         """Tokens per second, as of late."""
         self._decode_credit_s = 0.0
+        self._gathered_s = 0.0
+        """For how long prompts were computed while others, that are computed, waited for them."""
         self._num_passes = 0
         self._oldest: SequenceGroup | None = None
         """Of those that the last plan chose from."""
-        self._num_tokens_owed = dict.fromkeys((*_RANKS.values(), _WARMING), 0)
-        """For each class what was computed past its oldest prompt since the last slice of that."""
+        self._num_tokens_owed: Counter[tuple[int, str]] = Counter()
+        """For each class and tenant what was computed past its oldest prompt since the last slice
+        of that."""
+        self._slice_share: FairShare[SequenceGroup] = FairShare(_request_of)
+        self._row_share: FairShare[SequenceGroup] = FairShare(_request_of)
 
     def cut_into(self, max_slice: int) -> None:
         """How many tokens slices have at the most from now on: not while some prompt is begun."""
@@ -150,12 +166,27 @@ class Scheduler:
             # Who said most goes on: it ends first, and so everybody gets there.
             least = min(reversed([*running]), key=lambda one: one.num_output_tokens)
             return StepPlan(None, num_running - 1, leaving=(least,))
+        if self._is_gathering(num_running):
+            group = self._next_group(0, self._claimed(), ())
+            if group is not None and self._is_waited_for(group):
+                return StepPlan(group, 0)
         joining = self._give_rows(self._max_batch - num_running, rows)
         num_running += len(joining)
         if num_running and self._decode_credit_s > 0.0:
             return StepPlan(None, num_running, joining)
         group = self._next_group(num_running, [*rows, *self._claimed()], (*running, *joining))
         return StepPlan(group, num_running, joining)
+
+    def _is_gathering(self, num_running: int) -> bool:
+        """Whether prompts that are computed may wait for tiny ones, to begin together with them."""
+        is_room = len(self._joining) < self._max_batch
+        is_worth_it = self._gathered_s < _STEPS_WAITED * self.decode_step_s
+        return not num_running and bool(self._joining) and is_room and is_worth_it
+
+    def _is_waited_for(self, group: SequenceGroup) -> bool:
+        """It takes little, and those that wait for it are of its class and tenant."""
+        is_alike = all(_class_of(one) == _class_of(group) for one in self._joining)
+        return is_alike and group.num_lacking_tokens <= _TINY
 
     def num_calm_steps(self, running: Iterable[Choice]) -> int:
         """So many more decode steps of these rows change nothing of what is to do and of what is
@@ -211,10 +242,13 @@ class Scheduler:
         num_tokens = done.end - done.start
         if num_tokens >= SLICE_GRID and seconds > 0.0:
             self.prefill_rate = _smooth(self.prefill_rate, num_tokens / seconds)
-        rank = _rank(done.group)
+        if self._joining:
+            self._gathered_s += seconds
+        self._slice_share.charge(done.group, num_tokens)
+        whose = _class_of(done.group)
         owed = num_tokens if done.group is not self._oldest else -_TOKENS_PASSED * num_tokens
-        owed += self._num_tokens_owed[rank]
-        self._num_tokens_owed[rank] = max(0, min(owed, _TOKENS_PASSED * self._max_slice))
+        owed += self._num_tokens_owed[whose]
+        self._num_tokens_owed[whose] = max(0, min(owed, _TOKENS_PASSED * self._max_slice))
 
     def on_decode(self, seconds: float) -> None:
         """A decode step of all running sequences took `seconds`."""
@@ -256,6 +290,8 @@ class Scheduler:
             choice = self._joining[group].pop(0)
             given.append(choice)
             rows.append(self.row_of(choice))
+            self._gathered_s = 0.0
+            self._row_share.charge(group)
             self._begun.add(group)
             if not self._joining[group]:
                 self.remove(group)
@@ -265,7 +301,8 @@ class Scheduler:
         """Whose next choice gets one of so many rows: of a group without any, or of one that has
         some; these leave a row to who is computed next, unless they were passed often.
         """
-        first = next((g for g in self._joining if g not in self._begun), None)
+        new = [group for group in self._joining if group not in self._begun]
+        first = self._row_share.next(new) if new else None
         further = self._further()
         is_owed = self._num_rows_passed >= _MAX_PASSES
         if further is not None and (is_owed or room > self._is_wanted(rows)):
@@ -311,18 +348,26 @@ class Scheduler:
         able, passing = self._with_memory(able, held)
         if not able:
             return None
-        chosen = self._least_or_oldest(self._whose_turn(able), num_running)
+        alike = self._slice_share.of_next_tenant(self._whose_turn(able))
+        chosen = self._least_or_oldest(alike, num_running)
         self._num_groups_passed += chosen in passing
         return chosen
 
     def _least_or_oldest(self, alike: list[SequenceGroup], num_running: int) -> SequenceGroup:
-        """Of one class that which lacks least, or the oldest once a slice of it is due."""
+        """Of one class and tenant that which lacks least, or the oldest once a slice of it is due.
+        Those that lack about as much take turns by conversation.
+        """
         self._oldest = oldest = alike[0]
         num_tokens = self._slice_end(oldest, num_running) - oldest.num_computed_tokens
         num_due = max(1, min(num_tokens, self._max_slice))
-        if self._num_tokens_owed[_rank(oldest)] >= _TOKENS_PASSED * num_due:
+        if self._num_tokens_owed[_class_of(oldest)] >= _TOKENS_PASSED * num_due:
             return oldest
-        return min(alike, key=lambda group: group.num_lacking_tokens)
+
+        def order(group: SequenceGroup) -> tuple[int, float, int]:
+            num_lacking = group.num_lacking_tokens
+            return num_lacking.bit_length(), self._slice_share.start(group), num_lacking
+
+        return min(alike, key=order)
 
     def _with_memory(
         self, able: list[SequenceGroup], held: list[RowUse]
@@ -404,6 +449,15 @@ def _rank(group: SequenceGroup) -> int:
     rank = _RANKS[group.request.priority or "default"]
     is_warming = rank == _RANKS["background"] and group.request.work == "prefill"
     return _WARMING if is_warming else rank
+
+
+def _class_of(group: SequenceGroup) -> tuple[int, str]:
+    """Among which others it waits."""
+    return _rank(group), _request_of(group).cache.tenant
+
+
+def _request_of(group: SequenceGroup) -> GenerateRequest:
+    return group.request
 
 
 def _smooth(average: float, value: float) -> float:

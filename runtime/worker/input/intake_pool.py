@@ -2,7 +2,8 @@
 
 One thread takes in at a time, except while the sandbox works for it. A request for which it works
 longer than `SLOW_S` is slow: another lane goes on with the others, and where too many are slow it
-waits until they are fewer and begins again.
+waits until they are fewer and begins again. Tenants take turns, and so do the conversations of
+each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from runtime.errors import InvalidRequest
+from runtime.fair_share import FairShare
 from runtime.types import ChatPrompt, GenerateRequest, Message
 from runtime.wire import Working
 from runtime.worker.input.intake import Intake
@@ -165,6 +167,7 @@ class IntakePool:
         self._here = threading.local()
         self._changed = threading.Condition()
         self._fresh: deque[IntakeTask] = deque()
+        self._share: FairShare[IntakeTask] = FairShare(lambda task: task.request)
         self._late: deque[IntakeTask] = deque()
         self._inside: set[IntakeTask] = set()
         self._num_slow = 0
@@ -233,7 +236,10 @@ class IntakePool:
         with self._changed:
             while self._intake is not None and self._num_threads <= self._num_slow + 1:
                 if self._fresh:
-                    return self._entered(self._fresh.popleft())
+                    visit = self._share.next(self._fresh)
+                    self._share.charge(visit)
+                    self._fresh.remove(visit)
+                    return self._entered(visit)
                 if self._late and self._num_slow < MAX_SLOW:
                     visit = self._late.popleft()
                     self._mark_slow(visit)
