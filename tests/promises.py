@@ -3,7 +3,8 @@
 `make test` is for whoever has just cloned this: all unit tests, and for each promise of the README
 and each kind of limits in docs/security.md something that would hurt a user if it broke.
 `make test-all` runs everything there is.
-`python -m tests.promises` prints the list as arguments of pytest.
+`python -m tests.promises` prints the list as arguments of pytest, `python -m tests.promises rest`
+those by which pytest runs everything else.
 """
 
 from __future__ import annotations
@@ -78,7 +79,6 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "integration/test_kv_store.py": ("test_damaged_slots_are_a_miss_and_put_aside",),
         "integration/test_idle_caches.py": (
-            "test_what_is_taken_up_is_what_the_runs_hold",
             "test_what_is_deleted_leaves_its_caches_too_and_nobody_elses",
         ),
         "integration/test_swap.py": (
@@ -149,9 +149,10 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "integration/test_prefixes_deleted.py": (
             "test_a_system_prompt_that_was_learned_goes_with_all_that_said_it",
-            "test_unnamed_conversations_keep_what_they_said_while_others_are_deleted",
         ),
-        "integration/test_deletion_pending.py": ALL,
+        "integration/test_deletion_pending.py": (
+            "test_what_is_on_disk_is_gone_and_what_a_busy_worker_has_is_pending",
+        ),
         "integration/test_kv_restart.py": (
             "test_nothing_of_a_short_conversation_is_said_where_it_is_kept",
         ),
@@ -206,7 +207,17 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "contract/test_openai_sdk.py": ALL,
         "contract/test_anthropic_sdk.py": ALL,
         "integration/test_http_agents.py": ALL,
-        "integration/test_cli.py": ALL,
+        "integration/test_cli.py": (
+            "test_status_says_where_the_server_is_and_what_it_has_loaded",
+            "test_a_model_is_pinned_unloaded_and_loaded_by_name",
+            "test_a_conversation_shows_what_each_turn_reused",
+            "test_one_message_is_answered_and_can_be_had_as_json",
+            "test_an_answer_that_is_stopped_leaves_the_conversation_usable",
+            "test_the_settings_in_force_are_shown_without_their_secrets",
+            "test_a_prompt_is_warm_when_the_command_returns",
+            "test_without_a_server_every_command_says_so",
+            "test_what_needs_no_server_works_without_one",
+        ),
     },
 }
 """By promise and file: the names of the tests, some with one of their parameters, or all."""
@@ -222,5 +233,11 @@ def arguments() -> list[str]:
     ]
 
 
+def others() -> list[str]:
+    """All tests but those and the unit tests."""
+    chosen = (("--deselect", one) if "::" in one else ("--ignore", one) for one in arguments())
+    return ["tests", "--ignore", "tests/unit", *(word for words in chosen for word in words)]
+
+
 if __name__ == "__main__":
-    sys.stdout.write(" ".join(arguments()))
+    sys.stdout.write(" ".join(others() if sys.argv[1:] == ["rest"] else arguments()))

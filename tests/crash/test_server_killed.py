@@ -33,7 +33,7 @@ def kill_again_and_again(folder: Path, seed: int, num_kills: int, settings: str 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds(1))
 def test_killed_at_random_moments(tmp_path: Path, seed: int):
-    kill_again_and_again(tmp_path, seed, 50)
+    kill_again_and_again(tmp_path, seed, 25)
 
 
 def test_what_is_acknowledged_and_not_there_is_noticed(tmp_path: Path):
