@@ -227,9 +227,10 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text"):
-    """Text to be continued as it is, without a template."""
+    """Text to be continued as it is, without a template; with a `suffix`, as far as up to that."""
 
     text: str
+    suffix: str = ""
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens"):

@@ -80,15 +80,15 @@ def generate_request(
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
     """
-    if data.suffix:
-        message = "suffix is not supported: leave it out."
-        raise InvalidRequest(message, "suffix")
     prompt: Prompt | None = None
+    if data.suffix and (data.images or data.system or not data.prompt):
+        message = "suffix needs a prompt, and neither images nor a system text: leave those out."
+        raise InvalidRequest(message, "suffix")
     if data.raw and data.images:
         message = "images cannot be shown in a raw prompt: leave out raw or the images."
         raise InvalidRequest(message, "images")
-    if data.prompt and data.raw:
-        prompt = TextPrompt(text=data.prompt)
+    if data.prompt and (data.raw or data.suffix):
+        prompt = TextPrompt(text=data.prompt, suffix=data.suffix or "")
     elif data.prompt or data.images:
         images = _images(data.images, "images", STRICT)
         messages = (Message(role="user", text=data.prompt or "", images=images),)

@@ -37,7 +37,9 @@ from runtime.types import (
     GenerateRequest,
     Message,
     ModelSpec,
+    Prompt,
     Role,
+    TextPrompt,
     ToolCall,
 )
 
@@ -122,13 +124,15 @@ def completion_to_generate(
     Raises:
         InvalidRequest: a field cannot be served; `param` is its path.
     """
-    if data.suffix:
-        refuse("suffix", "is not supported: leave it out.")
     if data.best_of is not None and data.best_of != (data.n or 1):
         refuse("best_of", "is served only when it equals n: ask for n choices and take the best.")
     constraint = structured(data)
     scores_prompt = bool(data.echo) and data.logprobs is not None
     prompts = listed_prompts(data.prompt, needs_text=bool(data.echo) and not scores_prompt)
+    if data.suffix:
+        if data.echo:
+            refuse("suffix", "cannot be combined with echo: leave one of them out.")
+        prompts = [_with_suffix(prompt, data.suffix) for prompt in prompts]
     if len(prompts) > settings.max_queue:
         refuse(
             "prompt",
@@ -156,6 +160,12 @@ def completion_to_generate(
         )
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _with_suffix(prompt: Prompt, suffix: str) -> Prompt:
+    if not isinstance(prompt, TextPrompt):
+        refuse("suffix", "needs the prompt as text: token ids are continued as they are.")
+    return msgspec.structs.replace(prompt, suffix=suffix)
 
 
 def _completion_tokens(data: CompletionRequest, own: ModelSettings) -> int:

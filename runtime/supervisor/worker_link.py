@@ -128,8 +128,8 @@ def is_long(command: Command) -> bool:
     if not isinstance(command, Submit):
         return False
     match command.request.prompt:
-        case TextPrompt(text=text):
-            return len(text) > _LONG
+        case TextPrompt(text=text, suffix=suffix):
+            return len(text) + len(suffix) > _LONG
         case TokenPrompt(token_ids=token_ids):
             return len(token_ids) > _LONG
         case ChatPrompt(messages=messages, tools=tools):

@@ -15,7 +15,9 @@ from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "request-fields.md"
-VERDICTS = frozenset({"used", "no effect", "ignored", "a line", "refused", "needs sight"})
+VERDICTS = frozenset(
+    {"used", "no effect", "ignored", "a line", "refused", "needs sight", "needs marks"}
+)
 HI: Any = [{"role": "user", "content": "hi"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"at": {"type": "integer"}}}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
@@ -257,6 +259,8 @@ def became(server: RunningServer, route: str, place: Place, found: Found, bodies
     param, message = error.get("param") or error["details"]["param"], error["message"]
     if "reads text only" in message:
         return "needs sight"
+    if "fill in the middle" in message:
+        return "needs marks"
     steps = {place[1], *(step for step, _ in found.way)}
     assert steps & set(re.findall(r"\w+", param)), (place, body, message)
     return "refused"

@@ -65,6 +65,20 @@ def test_a_lower_number_is_an_earlier_class(asked: int, used: str) -> None:
     assert one.priority == used
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"prompt": "a", "echo": True}, "cannot be combined with echo"),
+        ({"prompt": [1, 2]}, "needs the prompt as text"),
+    ],
+)
+def test_a_suffix_belongs_to_a_prompt_of_text(body: dict[str, Any], why: str) -> None:
+    data = msgspec.json.decode(json.dumps(body | {"suffix": "z"}), type=CompletionRequest)
+    with pytest.raises(InvalidRequest, match=why) as refused:
+        completion_to_generate(data, "cmpl-1", SPEC, Settings(home=Path("/nowhere")))
+    assert refused.value.param == "suffix"
+
+
 @pytest.mark.parametrize("asked", [True, 0.5, "urgent", 2**63])
 def test_a_priority_that_is_no_class_and_no_whole_number_is_refused(asked: Any) -> None:
     with pytest.raises(msgspec.ValidationError, match="priority"):

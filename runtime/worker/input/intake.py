@@ -173,7 +173,7 @@ class Intake:
                 composed = composed._replace(changes=(*composed.changes, change))
             return composed, prompt_images
         if isinstance(prompt, TextPrompt):
-            least = template.num_tokens_at_least(prompt.text, self.context)
+            least = template.num_tokens_at_least(prompt.text + prompt.suffix, self.context)
             if least > self.context:
                 raise ContextTooLong(least, self.context, "prompt", is_least=True)
         return Composed(template.token_ids(prompt)), {}

@@ -39,6 +39,7 @@ from runtime.types import (
     TextPrompt,
     TokenPrompt,
 )
+from runtime.worker.input.infill import infilled
 from runtime.worker.input.preparer import TEMPLATE_ERRORS, Bench, Marked, PromptPreparer
 from runtime.worker.input.probe import (
     Probe,
@@ -188,15 +189,22 @@ class Template:
         """The prompt's token ids.
 
         Raises:
-            InvalidRequest: the model has no chat template, or it refuses these messages.
+            InvalidRequest: the model has no chat template, or it refuses these messages, or it
+                cannot fill in the middle.
         """
         match prompt:
             case TokenPrompt(token_ids=token_ids):
                 return list(token_ids)
-            case TextPrompt(text=text):
+            case TextPrompt(text=text, suffix=suffix):
+                if suffix:
+                    text = infilled(text, suffix, self._is_special)
                 return self._bench.encode(text, (), adds_special=True).token_ids
             case ChatPrompt():
                 return self.encode(self.render(prompt)).token_ids
+
+    def _is_special(self, text: str) -> bool:
+        """Whether this is one token of the vocabulary."""
+        return self._backend is not None and self._backend.token_to_id(text) is not None
 
     def encode(self, text: str, at: Sequence[int] = ()) -> Marked:
         """A rendered text, with marks at these characters."""
