@@ -53,6 +53,7 @@ from api.openai.embeddings import embeddings
 from api.openai.tokens import detokenize, tokenize, tokenizer_info
 from api.preflight import Preflight
 from api.prewarm import PinnedPrompts, PrewarmCollector
+from api.responses import conversation_handlers
 from api.responses import handlers as responses_handlers
 from api.responses.archive import Archive
 from api.responses.service import ResponseService
@@ -86,6 +87,7 @@ ROUTES: Mapping[RouteKind, Sequence[BaseRouteHandler]] = {
     "prewarm": (*prewarming.HANDLERS, cache_hints.hint),
     "history": (
         *responses_handlers.KEEPING,
+        *conversation_handlers.KEEPING,
         delete_thread,
         *agent_handlers.KEEPING,
         *stream_handlers.HANDLERS,

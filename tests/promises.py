@@ -56,6 +56,9 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
         "integration/test_tool_changes.py": (
             "test_a_tool_that_is_removed_cannot_be_called_until_it_is_added_again",
         ),
+        "integration/test_conversations_stored.py": (
+            "test_each_response_goes_on_from_all_that_was_said_and_adds_to_it",
+        ),
         "integration/test_compaction.py": (
             "test_a_compaction_reads_what_is_new_and_the_turn_after_it_what_the_client_adds",
         ),

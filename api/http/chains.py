@@ -100,8 +100,10 @@ class Chains:
         items: Sequence[ItemRow],
         received: Receipt | None,
         packed_events: bytes = b"",
+        conversation: str | None = None,
     ) -> None:
-        """Store a turn whole, with its items and the events that told it.
+        """Store a turn whole, with its items and the events that told it; a `conversation` gets
+        the items as well, if it is still there.
 
         Raises:
             StoreUnavailable: it was not stored; so too where its conversation was deleted since
@@ -119,16 +121,49 @@ class Chains:
             response_rows.put(connection, row, items, now_s)
             if packed_events:
                 response_rows.put_events(connection, row.id, packed_events)
+            if conversation is not None:
+                response_rows.append(connection, conversation, items, row.session, now_s)
 
-        if row.session and received is not None:
-            asker = Asker(session_id=row.session)
-
-            def is_meant(news: Forget) -> bool:
-                return news.whom.names_one and news.whom.means(asker, news.secret)
-
-            if self._is_deleted(received, is_meant):
-                raise StoreUnavailable("The conversation was deleted while it was answered.")
+        self._check_deleted(row.session, received)
         await self.history.write(put)
+
+    async def add(
+        self, one_id: str, items: Sequence[ItemRow], session: str, received: Receipt | None
+    ) -> bool:
+        """Store more items behind those of one turn; False where it is not stored.
+
+        Raises:
+            StoreUnavailable: they were not stored; so too where the session was deleted since the
+                request for them was received.
+        """
+
+        def append(connection: Connection) -> bool:
+            now_s = self.history.now_s()
+            size = sum(len(one.body) for one in items)
+            make_room(connection, HistoryCapacity(self._max_bytes, size, one_id), now_s)
+            return response_rows.append(connection, one_id, items, session, now_s)
+
+        self._check_deleted(session, received)
+        return await self.history.write(append)
+
+    def _check_deleted(self, session: str, received: Receipt | None) -> None:
+        """See that a session was not deleted since then. Raises StoreUnavailable."""
+        if not session or received is None:
+            return
+        asker = Asker(session_id=session)
+
+        def is_meant(news: Forget) -> bool:
+            return news.whom.names_one and news.whom.means(asker, news.secret)
+
+        if self._is_deleted(received, is_meant):
+            raise StoreUnavailable("The conversation was deleted while it was answered.")
+
+    async def remove_item(self, one_id: str, item_id: str) -> bool:
+        """Delete an item of a turn, no byte of which is left there; False where there is none."""
+        self.comparisons.clear()
+        return await self._removed(
+            lambda connection: response_rows.remove_item(connection, one_id, item_id)
+        )
 
     async def remove(self, one_id: str, kind: str, *, is_whole_chain: bool = False) -> bool:
         """Delete a turn, or all that is of one conversation with it; no byte of it is left.

@@ -356,6 +356,12 @@ TOOLS = Kinds(
 # The request
 
 
+class ConversationRef(Body):
+    """The stored conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseRequest(SamplingFields, kw_only=True):
     """The body of `POST /v1/responses` and `/v1/responses/input_tokens`.
 
@@ -388,7 +394,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     background_options: BackgroundOptions | None = None
     stream: bool | None = None
     safety_identifier: str | None = None
-    conversation: msgspec.Raw = msgspec.field(default_factory=no_value)
+    conversation: str | ConversationRef | None = None
     prompt: msgspec.Raw = msgspec.field(default_factory=no_value)
     enable_thinking: bool | None = None
     thinking: ThinkingField | None = None

@@ -16,6 +16,7 @@ from api.http.expansion import Expansion
 from api.http.past import Turn
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
+from api.responses.conversations import Conversations
 from api.responses.items import Item, head_of, lost_item
 from api.responses.output import ResponseResource
 from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
@@ -62,6 +63,7 @@ class Archive:
         self._chains = chains
         self._history = chains.history
         self.comparisons = chains.comparisons
+        self.conversations = Conversations(chains)
 
     async def past(self, previous_id: str | None, expansion: Expansion) -> list[Item]:
         """All items that went into and came out of the responses up to that one.
@@ -112,14 +114,29 @@ class Archive:
     async def keep(
         self, resource: ResponseResource, items: Sequence[Item], asker: Owner, events: bytes = b""
     ) -> None:
-        """Store a response whole, with its own input and the events that told it.
+        """Store a response whole, with its own input and the events that told it. Once it is made,
+        the conversation that it belongs to has what was said as well.
 
         Raises:
             StoreUnavailable: it was not stored.
         """
         packed = await asyncio.to_thread(zlib.compress, events) if events else b""
         row, rows = await apart(_num_bytes(items), lambda: _rows(resource, items, asker))
-        await self._chains.keep(row, rows, asker.received, packed)
+        conversation = _conversation_of(resource, asker)
+        await self._chains.keep(row, rows, asker.received, packed, conversation)
+
+    async def add_to_conversation(
+        self, resource: ResponseResource, items: Sequence[Item], asker: Owner
+    ) -> None:
+        """Store what was said in the conversation that a response belongs to, if it does; the
+        response itself is not stored.
+
+        Raises:
+            StoreUnavailable: it was not stored.
+        """
+        if (conversation := _conversation_of(resource, asker)) is not None:
+            row, rows = await apart(_num_bytes(items), lambda: _rows(resource, items, asker))
+            await self._chains.add(conversation, rows, row.session, asker.received)
 
     async def find(self, response_id: str) -> Stored:
         """A response and its own input.
@@ -159,6 +176,15 @@ class Archive:
             raise UnknownResponse(plain(response_id), self._history.note)
 
 
+def _conversation_of(resource: ResponseResource, asker: Owner) -> str | None:
+    """The id of the conversation that gets what was said; none while it is still being made, or
+    when it failed.
+    """
+    if resource.conversation is None or resource.status not in ("completed", "incomplete"):
+        return None
+    return owned(asker.tenant, resource.conversation.id)
+
+
 def _references(items: Sequence[Item]) -> dict[str, str]:
     """The ids that items refer to, by the paths of these."""
     heads = zip(items, map(head_of, items), strict=True)
@@ -190,15 +216,16 @@ def _rows(
         ItemRow(msgspec.json.decode(raw, type=ItemHead).id or "", bytes(raw), is_output=True)
         for raw in resource.output
     ]
-    return row, [*_given(items), *made]
+    return row, [*given_rows(items), *made]
 
 
 def in_full(items: Sequence[Item]) -> list[msgspec.Raw]:
     """Items in their full form, as they are stored: with ids and types, texts as parts."""
-    return [msgspec.Raw(row.body) for row in _given(items)]
+    return [msgspec.Raw(row.body) for row in given_rows(items)]
 
 
-def _given(items: Sequence[Item]) -> list[ItemRow]:
+def given_rows(items: Sequence[Item]) -> list[ItemRow]:
+    """Items as they are stored."""
     taken: set[str] = set()
     return [_row_of(item, taken) for item in items]
 

@@ -345,8 +345,10 @@ def check(data: ResponseRequest) -> None:
     Raises:
         InvalidRequest: `param` names the field.
     """
-    if is_given(data.conversation):
-        refuse("conversation", "is not supported: use previous_response_id.")
+    if conversation_of(data) is not None and data.previous_response_id is not None:
+        refuse(
+            "previous_response_id", "cannot be combined with conversation: leave one of them out."
+        )
     if is_given(data.prompt):
         refuse("prompt", "templates are not supported: send instructions and input.")
     if data.truncation is not None and data.truncation not in OVERFLOWS:
@@ -360,6 +362,12 @@ def check(data: ResponseRequest) -> None:
     _check_window(data)
     if data.background and data.store is False:
         refuse("background", "needs the response to be stored: leave `store` out or set it true.")
+
+
+def conversation_of(data: ResponseRequest) -> str | None:
+    """The id of the stored conversation that is gone on with."""
+    given = data.conversation
+    return given if given is None or isinstance(given, str) else given.id
 
 
 def _check_window(data: ResponseRequest) -> None:
@@ -380,11 +388,12 @@ def _waiting(
     data: ResponseRequest, caller: Caller, settings: Settings
 ) -> tuple[Caller, Priority | None, float]:
     """Who asks, with which priority, and how many seconds it may take. What has hours is answered
-    when nobody else asks; a continuation id names the conversation where nothing else in the
-    request's head does.
+    when nobody else asks. The id of a stored conversation, or a continuation id, names the
+    conversation where nothing else in the request's head does.
     """
     options = data.background_options or BackgroundOptions()
-    asker = caller._replace(session=caller.session or options.continuation_id)
+    session = caller.session or conversation_of(data) or options.continuation_id
+    asker = caller._replace(session=session)
     window_s = WINDOWS_S[options.completion_window or "soonest"]
     priority = priority_of(data.priority) or ("background" if window_s else None)
     return asker, priority, max(settings.deadline_s, window_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from litestar import Response, delete, get, post
@@ -25,10 +25,17 @@ from api.http.hearth_info import hearth_of, ignored_info
 from api.http.refusal import refuse
 from api.http.sse import EventStream, Pace, open_stream, unless_left, whole
 from api.observe.record import CompactionInfo, record_of
-from api.openai.response_schemas import ItemHead, ResponseRequest
+from api.openai.response_schemas import ResponseRequest
 from api.responses.archive import in_full
 from api.responses.compaction import TRIGGER_ITEM, compacted, compaction_item
-from api.responses.convert import ResponsePlan, check, gone_on_with, items_of, plan_of
+from api.responses.convert import (
+    ResponsePlan,
+    check,
+    conversation_of,
+    gone_on_with,
+    items_of,
+    plan_of,
+)
 from api.responses.events import SummaryWriter, written_item
 from api.responses.items import Item, stored_weight
 from api.responses.output import (
@@ -38,6 +45,7 @@ from api.responses.output import (
     ItemList,
     ResponseResource,
 )
+from api.responses.pages import Order, page_of
 from api.responses.service import ResponseService
 from api.responses.stream import (
     Foresee,
@@ -213,23 +221,12 @@ async def list_input_items(
     request: HttpRequest,
     responses: NamedDependency[ResponseService],
     limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
-    order: FromQuery[Literal["asc", "desc"]] = "desc",
+    order: FromQuery[Order] = "desc",
     after: FromQuery[str | None] = None,
 ) -> ItemList:
     """The items of a stored response's own input, a page at a time."""
     stored = await responses.find(_mine(request, response_id))
-    raws = stored.input if order == "asc" else stored.input[::-1]
-    ids = [msgspec.json.decode(raw, type=ItemHead).id for raw in raws]
-    if after is not None and after not in ids:
-        refuse("after", f"is {after[:64]!r}, and no item of this response has that id.")
-    start = ids.index(after) + 1 if after is not None else 0
-    page = ids[start : start + limit]
-    return ItemList(
-        data=raws[start : start + limit],
-        first_id=page[0] if page else None,
-        last_id=page[-1] if page else None,
-        has_more=start + limit < len(ids),
-    )
+    return page_of(stored.input, limit, order, after)
 
 
 @get(["/v1/responses", "/responses"], tags=["OpenAI"], sync_to_thread=False)
@@ -334,6 +331,8 @@ async def _planned(
     stored = Expansion.allowed(spec, gate.settings)
     new = await responses.archive.resolved(items, caller.tenant, stored)
     past = await responses.archive.past(previous_id, stored)
+    if (given := conversation_of(data)) is not None:
+        past = await responses.archive.conversations.past(owned(caller.tenant, given), stored)
     items = [*past, *new, *more]
     plan = await request.apart(
         lambda: plan_of(data, items, new_response_id(), spec, caller, gate.settings),

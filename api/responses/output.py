@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from api.http.hearth_info import HearthInfo, IgnoredInfo
 from api.openai.fields import Body, CacheTtl, Retention
+from api.openai.response_schemas import ConversationRef
 from api.openai.schemas import TokenEntry
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -242,6 +243,7 @@ class ResponseResource(Body, kw_only=True):
     completed_at: int | None = None
     status: Status
     background: bool
+    conversation: ConversationRef | None = None
     error: ResponseErrorBody | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -307,3 +309,4 @@ class ItemList(Body):
     last_id: str | None
     has_more: bool
     object: Literal["list"] = "list"
+    hearth: IgnoredInfo | UnsetType = UNSET

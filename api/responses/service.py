@@ -42,10 +42,11 @@ class ResponseService:
         """Store a complete reply with its own input. One that cannot be stored says so itself."""
         await reply.look_ahead()
         reply.compare(self.archive.comparisons)
-        if not reply.is_to_be_stored:
-            return
         try:
-            await self.archive.keep(reply.ended(), items, reply.owner)
+            if reply.is_to_be_stored:
+                await self.archive.keep(reply.ended(), items, reply.owner)
+            else:
+                await self.archive.add_to_conversation(reply.ended(), items, reply.owner)
         except StoreUnavailable as error:
             log.warning("response_not_stored", reason=error.message)
             reply.unstored(error.code)

@@ -16,9 +16,14 @@ from api.http.hearth_info import hearth_of
 from api.observe.record import CompactionInfo, Tally
 from api.openai.caching import applied
 from api.openai.fields import CACHE_TTL_S, is_given
-from api.openai.response_schemas import FormatFields, ResponseRequest, ToolChoiceFields
+from api.openai.response_schemas import (
+    ConversationRef,
+    FormatFields,
+    ResponseRequest,
+    ToolChoiceFields,
+)
 from api.responses.archive import KIND
-from api.responses.convert import ENCRYPTED, ResponsePlan
+from api.responses.convert import ENCRYPTED, ResponsePlan, conversation_of
 from api.responses.diagnostics import diagnosed
 from api.responses.events import (
     Event,
@@ -265,11 +270,13 @@ def _written(kind: str, fields: dict[str, ResponseResource], number: int) -> byt
 
 def _begun(data: ResponseRequest, plan: ResponsePlan, spec: ModelSpec) -> ResponseResource:
     sampling = plan.request.sampling.over(spec.sampling)
+    in_conversation = conversation_of(data)
     return ResponseResource(
         id=plan.request.request_id,
         created_at=int(time.time()),
         status="in_progress",
         background=bool(data.background),
+        conversation=ConversationRef(in_conversation) if in_conversation is not None else None,
         instructions=data.instructions,
         max_output_tokens=data.max_output_tokens,
         max_tool_calls=data.max_tool_calls,

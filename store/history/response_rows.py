@@ -94,6 +94,44 @@ def touch(connection: Connection, response_id: str, now_s: float) -> None:
     )
 
 
+def append(
+    connection: Connection, response_id: str, items: Iterable[ItemRow], session: str, now_s: float
+) -> bool:
+    """Store more items behind those of a response; False when there is none of that id.
+
+    Where there is a `session`, the whole belongs to it from then on.
+    """
+    found = select(Response.number).where(Response.id == response_id)
+    number = connection.execute(found).scalar()
+    if number is None:
+        return False
+    last = select(func.coalesce(func.max(ResponseItem.position), -1))
+    first = connection.execute(last.where(ResponseItem.response_number == number)).scalar_one() + 1
+    rows = [
+        {"response_number": number, "position": position, **item._asdict()}
+        for position, item in enumerate(items, first)
+    ]
+    if rows:
+        connection.execute(insert(ResponseItem), rows)
+    values = {"last_used_s": now_s, **({"session": session} if session else {})}
+    connection.execute(update(Response).where(Response.number == number).values(values))
+    return True
+
+
+def rewrite(connection: Connection, response_id: str, body: bytes, now_s: float) -> bool:
+    """Give a response another body; False when there is none of that id."""
+    values = {"body": body, "last_used_s": now_s}
+    changed = connection.execute(update(Response).where(Response.id == response_id).values(values))
+    return bool(changed.rowcount)
+
+
+def remove_item(connection: Connection, response_id: str, item_id: str) -> bool:
+    """Delete one item of a response; False when it has none of that id."""
+    number = select(Response.number).where(Response.id == response_id).scalar_subquery()
+    is_meant = (ResponseItem.response_number == number) & (ResponseItem.id == item_id)
+    return bool(connection.execute(delete(ResponseItem).where(is_meant)).rowcount)
+
+
 def get(connection: Connection, response_id: str) -> tuple[ResponseRow, list[ItemRow]] | None:
     """A response and its own items, in order."""
     columns = select(
