@@ -17,6 +17,7 @@ from api.openai.embeddings import EmbeddingRequest
 from api.openai.response_schemas import ResponseRequest
 from api.openai.schemas import ChatRequest, CompletionRequest
 from api.openai.tokens import DetokenizeRequest, TokenizeRequest
+from api.responses.conversation_handlers import ConversationChange, NewConversation, NewItems
 
 Body = dict[str, Any]
 
@@ -195,6 +196,11 @@ BODIES: dict[str, Whole] = {
         GenerateBody,
         {"model": "hearth-tiny", "prompt": "Hi", "options": {"num_predict": 1}, "stream": False},
     ),
+    "conversation": Whole(
+        NewConversation, {"items": RESPONSES["input"], "metadata": {"topic": "lamps"}}
+    ),
+    "conversation_change": Whole(ConversationChange, {"metadata": {"topic": "doors"}}),
+    "conversation_items": Whole(NewItems, {"items": RESPONSES["input"]}),
     "hints": Whole(HintRequest, {"session_id": "s"}),
     "agent": Whole(AgentCreate, AGENT),
     "fork": Whole(AgentFork, AGENT),

@@ -19,6 +19,9 @@ ROUTES = [
     ("POST", "/v1/responses", "responses"),
     ("POST", "/v1/responses/input_tokens", "responses"),
     ("POST", "/v1/responses/compact", "responses"),
+    ("POST", "/v1/conversations", "conversation"),
+    ("POST", "/v1/conversations/one", "conversation_change"),
+    ("POST", "/v1/conversations/one/items", "conversation_items"),
     ("POST", "/v1/messages", "messages"),
     ("POST", "/v1/messages/count_tokens", "messages"),
     ("POST", "/v1/embeddings", "embeddings"),
@@ -65,6 +68,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]
 
 def ignored_by(server: RunningServer, method: str, path: str, body: dict[str, Any]) -> set[str]:
     model = "mean" if "embeddings" in path else "hearth-tiny"
+    if path.startswith("/v1/conversations/one"):
+        path = path.replace("one", server.post("/v1/conversations", {}).json()["id"])
     response = server.request(method, path, json={"model": model, **body})
     assert response.status_code < 300, response.text
     return set(response.json().get("hearth", {}).get("ignored", []))
@@ -85,7 +90,8 @@ def test_every_route_names_every_unknown_field_at_every_depth(
 
 def test_no_route_that_takes_a_body_is_left_out(server: RunningServer) -> None:
     def plain(path: str) -> str:
-        return path.replace("{agent_id}", "one").removeprefix("/v1")
+        path = path.replace("{agent_id}", "one").replace("{conversation_id}", "one")
+        return path.removeprefix("/v1")
 
     paths: dict[str, Any] = server.get("/schema/openapi.json").json()["paths"]
     taking = {path for path, kinds in paths.items() if kinds.keys() & {"post", "put", "patch"}}

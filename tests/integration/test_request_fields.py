@@ -203,6 +203,8 @@ def kept(server: RunningServer, route: str) -> dict[str, Any]:
         made, summed = ask(route), ask(f"{route}/compact", max_output_tokens=20)["output"][-1]
         return {
             ".previous_response_id": made["id"],
+            ".conversation": (talk := server.post("/v1/conversations", {}).json()["id"]),
+            "conversation.id": talk,
             "input item_reference.id": made["output"][0]["id"],
             "input compaction": summed,
             "input compaction.encrypted_content": summed["encrypted_content"],
