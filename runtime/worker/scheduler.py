@@ -181,7 +181,9 @@ class Scheduler:
         """Whether prompts that are computed may wait for tiny ones, to begin together with them."""
         is_room = len(self._joining) < self._max_batch
         is_worth_it = self._gathered_s < _STEPS_WAITED * self.decode_step_s
-        return not num_running and bool(self._joining) and is_room and is_worth_it
+        if num_running or not (self._joining and is_room and is_worth_it):
+            return False
+        return any(self._is_waited_for(one) for one in self.waiting if not one.is_waiting)
 
     def _is_waited_for(self, group: SequenceGroup) -> bool:
         """It takes little, and those that wait for it are of its class and tenant."""
