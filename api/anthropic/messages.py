@@ -35,10 +35,11 @@ from api.anthropic.stream import (
     usage_of,
 )
 from api.anthropic.threads import Threads
-from api.http.body import HttpRequest
+from api.http.body import HttpRequest, apart
 from api.http.cache_header import cache_header
 from api.http.caller import asker_of, tenant_of
 from api.http.chains import Owner
+from api.http.comparisons import num_read, read_ahead
 from api.http.errors import documented
 from api.http.expansion import Expansion
 from api.http.gate import Gate
@@ -72,6 +73,8 @@ async def messages(
     whole_data, door, weight = await _opened(data, request, gate, threads, spec)
     asked = await request.apart(lambda: messages_to_generate(whole_data, frame.id, door), weight)
     comparisons = threads.comparisons
+    if data.diagnostics is not None:
+        await apart(num_read(asked.request), lambda: read_ahead(asked.request))
     frame.diagnose = diagnosis(data.diagnostics, comparisons, asked.request)
     is_loaded = gate.is_loaded(spec)
     following = (lambda: _after(request, asked, "")) if asked.compacts else None
@@ -82,7 +85,11 @@ async def messages(
     async def settle(blocks: Blocks) -> None:
         await _look_ahead(request, gate, asked, answer.tally, blocks)
         one_id = owned(asked.request.cache.tenant, frame.id)
-        comparisons.remember(one_id, asked.request, answer.tally.num_prompt_tokens)
+        num_tokens = answer.tally.num_prompt_tokens
+        await apart(
+            num_read(asked.request),
+            lambda: comparisons.remember(one_id, asked.request, num_tokens),
+        )
         if data.thread is not None:
             owner = Owner.of(asked.request, record_of(request.scope).received)
             said = [answered(block, asked) for block in blocks.written]

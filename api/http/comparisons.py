@@ -42,6 +42,18 @@ class _Fingerprint(NamedTuple):
     num_tokens: int
 
 
+def num_read(request: GenerateRequest) -> int:
+    """The characters of the messages, which are read to compare or to remember a prompt."""
+    prompt = request.prompt
+    return sum(len(one.text) for one in prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+
+
+def read_ahead(request: GenerateRequest) -> None:
+    """Have the hash of each text computed, which the text keeps: to compare takes no time then."""
+    if isinstance(request.prompt, ChatPrompt):
+        _hash_of(request.prompt.messages)
+
+
 class Comparisons:
     """The prompts of the newest answers by their ids, which are as `runtime.keys.owned` makes them.
 

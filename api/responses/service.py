@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
+from api.http.body import apart
 from api.http.event_log import EventLog
 from api.http.sse import told
 from api.responses.archive import Archive, Stored
@@ -41,7 +42,7 @@ class ResponseService:
     async def settle(self, reply: ResponseDraft, items: Sequence[Item]) -> None:
         """Store a complete reply with its own input. One that cannot be stored says so itself."""
         await reply.look_ahead()
-        reply.compare(self.archive.comparisons)
+        await apart(reply.num_said, lambda: reply.compare(self.archive.comparisons))
         try:
             if reply.is_to_be_stored:
                 await self.archive.keep(reply.ended(), items, reply.owner)
@@ -155,7 +156,7 @@ class ResponseService:
             async for one in told(reply.answer, stream, keep_alive_s):
                 events.add(one)
             await reply.look_ahead()
-            reply.compare(self.archive.comparisons)
+            await apart(reply.num_said, lambda: reply.compare(self.archive.comparisons))
             resource, last = reply.ended(), stream.closing()
         except HearthError as error:
             resource, last = reply.failed(error), stream.failure(error)

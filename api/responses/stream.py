@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from api.http.answer import Answer
 from api.http.chains import Owner
-from api.http.comparisons import Comparisons
+from api.http.comparisons import Comparisons, num_read
 from api.http.hearth_info import hearth_of
 from api.observe.record import CompactionInfo, Tally
 from api.openai.caching import applied
@@ -125,6 +125,11 @@ class ResponseDraft:
                 self._tally.compaction = CompactionInfo(await self._foresee(written_item(item)))
             case _:
                 pass
+
+    @property
+    def num_said(self) -> int:
+        """Characters that are read to compare prompts."""
+        return num_read(self._plan.request)
 
     def compare(self, comparisons: Comparisons) -> None:
         """Find where the prompt parts from the one it is to be compared with, if any, and have it
