@@ -37,7 +37,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
     ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0]"),
     ({"previous_response_id": "resp_0"}, "previous_response_id"),
-    ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "previous_response_id"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"truncation": "sometimes"}, "truncation"),
