@@ -16,7 +16,9 @@ from runtime.types import GenerateRequest
 T = TypeVar("T")
 
 _MOST_KNOWN = 1024
-"""Of so many sharers it is known where their times are; others begin at the present."""
+"""Of so many sharers it is known where their times are. When there are more, the half that is
+furthest behind begins at the present, as who asked for nothing in a while does.
+"""
 
 
 class _Shares:
@@ -25,6 +27,9 @@ class _Shares:
     def __init__(self) -> None:
         self._now = 0.0
         self._ends: dict[Hashable, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._ends)
 
     def start(self, sharer: Hashable) -> float:
         """When its next turn begins."""
@@ -35,7 +40,8 @@ class _Shares:
         self._now = self.start(sharer)
         self._ends[sharer] = self._now + cost
         if len(self._ends) > _MOST_KNOWN:
-            self._ends = {one: end for one, end in self._ends.items() if end > self._now}
+            latest = sorted(self._ends, key=self._ends.__getitem__)[_MOST_KNOWN // 2 :]
+            self._ends = {one: self._ends[one] for one in latest}
 
 
 class FairShare(Generic[T]):
@@ -49,6 +55,11 @@ class FairShare(Generic[T]):
         self._request_of = request_of
         self._tenants = _Shares()
         self._conversations: dict[str, _Shares] = {}
+
+    @property
+    def num_known(self) -> int:
+        """Conversations that are remembered."""
+        return sum(map(len, self._conversations.values()))
 
     def of_next_tenant(self, things: Iterable[T]) -> list[T]:
         """Those of the tenant whose turn it is, in the order in which they were given."""

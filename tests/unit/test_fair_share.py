@@ -56,6 +56,15 @@ def test_a_newcomer_is_next_and_has_no_claim_on_what_it_left_unused() -> None:
     assert served(waiting, fair) == "x6y7z8"
 
 
+def test_however_many_conversations_there_are_few_are_remembered_and_debts_are_kept() -> None:
+    fair, debtor, new = share(), request("debtor", "a", "debtor"), request("new", "a", "new")
+    fair.charge(debtor, 1e9)
+    for number in range(5000):
+        fair.charge(request("one", "a", f"s{number}"))
+    assert fair.next([debtor, new]) is new
+    assert fair.num_known <= 1024
+
+
 def test_who_asks_for_much_at_once_waits_longer_for_the_next_turn() -> None:
     fair, big, small = share(), request("big", "a"), request("small", "b")
     fair.charge(big, 100.0)
