@@ -113,11 +113,12 @@ class Chains:
         def put(connection: Connection) -> None:
             now_s = self.history.now_s()
             size = len(row.body) + sum(len(one.body) for one in items) + len(packed_events)
+            if conversation is not None:
+                size += sum(len(one.body) for one in items)
             if row.previous_id is not None:
                 response_rows.touch(connection, row.previous_id, now_s)
-            make_room(
-                connection, HistoryCapacity(self._max_bytes, size, row.previous_id or ""), now_s
-            )
+            keep = row.previous_id or conversation or ""
+            make_room(connection, HistoryCapacity(self._max_bytes, size, keep), now_s)
             response_rows.put(connection, row, items, now_s)
             if packed_events:
                 response_rows.put_events(connection, row.id, packed_events)

@@ -51,6 +51,7 @@ from runtime.prompt.continuation import begun
 from runtime.prompt.past import line_for
 from runtime.types import (
     Breakpoint,
+    CacheParams,
     ChatPrompt,
     GenerateRequest,
     Image,
@@ -388,12 +389,11 @@ def _waiting(
     data: ResponseRequest, caller: Caller, settings: Settings
 ) -> tuple[Caller, Priority | None, float]:
     """Who asks, with which priority, and how many seconds it may take. What has hours is answered
-    when nobody else asks. The id of a stored conversation, or a continuation id, names the
-    conversation where nothing else in the request's head does.
+    when nobody else asks; a continuation id names the conversation where nothing else in the
+    request's head does.
     """
     options = data.background_options or BackgroundOptions()
-    session = caller.session or conversation_of(data) or options.continuation_id
-    asker = caller._replace(session=session)
+    asker = caller._replace(session=caller.session or options.continuation_id)
     window_s = WINDOWS_S[options.completion_window or "soonest"]
     priority = priority_of(data.priority) or ("background" if window_s else None)
     return asker, priority, max(settings.deadline_s, window_s)
@@ -444,7 +444,7 @@ def plan_of(
         top_logprobs=_top_logprobs(data),
         ignore_eos=bool(data.ignore_eos),
         deadline_s=deadline_s,
-        cache=cache_of(data, asker, data.extra_body, data.metadata),
+        cache=_cache(data, asker),
         overflow=OVERFLOWS.get(data.truncation) if data.truncation else None,
     )
     unserved = (*offer.ignored, *read.ignored, *unshown, *_unknown_includes(data.include or ()))
@@ -455,6 +455,17 @@ def plan_of(
     return plan._replace(
         request=summary_request(request, spec.context), is_begun=False, compacts=True
     )
+
+
+def _cache(data: ResponseRequest, asker: Caller) -> CacheParams:
+    """What is wished of the KV. A stored conversation has one name, its id, whatever else the
+    request is called: so what deletes that name deletes all that is kept of it.
+    """
+    cache = cache_of(data, asker, data.extra_body, data.metadata)
+    if (conversation := conversation_of(data)) is None:
+        return cache
+    name = asker.session_id((conversation,), ())
+    return msgspec.structs.replace(cache, session_id=name)
 
 
 def _found_tools(items: Sequence[Item]) -> Iterator[tuple[msgspec.Raw, str]]:

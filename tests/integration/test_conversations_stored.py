@@ -115,6 +115,26 @@ def test_items_and_metadata_are_changed_and_deleted(server: RunningServer) -> No
         assert unknown.value.param == "conversation"
 
 
+def test_what_deletes_its_name_deletes_all_of_it_whatever_its_requests_are_called(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path) as server:
+        client = client_of(server)
+        talk = client.conversations.create(items=[KEPT])
+        made = [
+            said(client, talk.id, f"Number {name}.", extra_body={"session_id": name})
+            for name in ("one", "two")
+        ]
+        where = {"conversation": talk.id}
+        gone = server.request("DELETE", "/admin/cache/conversations", params=where)
+        assert gone.status_code < 300, gone.text
+        with pytest.raises(openai.NotFoundError):
+            client.conversations.retrieve(talk.id)
+        for one in made:
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(one.id)
+
+
 def test_nobody_finds_anothers_and_no_response_is_taken_for_one(server: RunningServer) -> None:
     alice, bob = client_of(server), client_of(server, "bob")
     talk = alice.conversations.create(items=[KEPT])
