@@ -117,7 +117,7 @@ async def test_what_is_old_or_too_much_goes_and_what_is_pinned_stays(tmp_path: P
         assert "history_max_bytes" in error["message"]
         assert {pinned.id, new.id} <= ids()
         assert len(pinned.turns()) == 1
-        await until(lambda: short.id not in ids(), "the janitor came", timeout_s=30)
+        await until(lambda: short.id not in ids(), "the janitor came", timeout_s=90)
         assert pinned.id in ids()
 
 
