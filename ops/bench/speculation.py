@@ -24,7 +24,7 @@ from api.bench.machine import Environment, environment
 from runtime.embedded import HEARTH_TINY
 from runtime.types import GenerateRequest, ModelSpec, SamplingParams, TextPrompt
 from runtime.worker import model as models
-from runtime.worker.decode import Decoder, speculates, warm_decode, warm_wide
+from runtime.worker.decode import Decoder, warm_decode, warm_wide
 from runtime.worker.draft import why_no_draft
 from runtime.worker.model import LoadedModel
 from runtime.worker.sampler import draw_key
@@ -315,7 +315,7 @@ def main() -> None:
     start = time.perf_counter()
     path = arguments.model.resolve()
     model = models.load(_spec(path), lambda _: None)
-    if not speculates(model):
+    if not model.has_plain_rows:
         parser.error("this model does not speculate: some of its layers keep more than plain KV")
     draft = _load_draft(model, arguments.draft) if arguments.draft is not None else None
     bench = Bench(model, arguments.tokens, draft)

@@ -56,7 +56,7 @@ from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.connection import Sender, commands
-from runtime.worker.decode import Decoder, speculates, warm_decode, warm_wide
+from runtime.worker.decode import Decoder, warm_decode, warm_wide
 from runtime.worker.distributed.leader import DistributedGroup
 from runtime.worker.draft import why_no_draft
 from runtime.worker.engine import Engine
@@ -188,6 +188,7 @@ class Worker:
             max_slice=options.prefill_slice or models.best_slice(),
             block_s=options.prefill_block_ms / 1000,
             memory=memory,
+            joins_prompts=model.has_plain_rows,
         )
         tiers = self._tiers(model, command)
         link = EngineChannel(self._inbox, self._sender.send)
@@ -415,7 +416,7 @@ def _draft_of(model: LoadedModel, on_progress: Callable[[float], None]) -> Loade
     spec = model.spec.draft
     if spec is None:
         return None
-    if not speculates(model):
+    if not model.has_plain_rows:
         why = "some of its layers keep more than plain KV, or it sees, or kv_bits is set"
         raise ValueError(f"it cannot have a draft: {why}; leave draft out for it")
     draft = models.load(spec, on_progress)

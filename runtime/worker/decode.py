@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from runtime.kv.layers import can_take_back, handed_over, merged, shorten, take_back
+from runtime.kv.layers import handed_over, merged, shorten, take_back
 from runtime.types import SamplingParams
 from runtime.worker.draft import DraftRows, Said
 from runtime.worker.model import LoadedModel, compiles_kernels
@@ -94,7 +94,7 @@ class Decoder:
     ) -> None:
         self._model = model
         self._draft = draft
-        self._costs = costs if speculates(model) else None
+        self._costs = costs if model.has_plain_rows else None
         self._max_batch = max_batch
         self._overlaps = overlaps
         self.on_kv_start: OnKvStart | None = None
@@ -381,21 +381,6 @@ class _Batch:
             _collect_metadata(cache, arrays)
         if arrays:
             mx.async_eval(arrays)
-
-
-def speculates(model: LoadedModel) -> bool:
-    """Whether what a model computed for nothing can be undone: every layer keeps plain KV.
-
-    Those that see, and those that several ranks compute, are left out: nobody has tried. So is KV
-    that is quantised from a start on, as a step could go beyond that.
-    """
-    is_plain = (
-        model.is_batchable
-        and not model.kv_start
-        and model.vision_model is None
-        and model.agree is None
-    )
-    return is_plain and can_take_back(model.new_kv())
 
 
 class _Rest(NamedTuple):
@@ -908,7 +893,7 @@ def warm_wide(
     end together and of rows that end apart, so that none of their kernels is compiled under a
     request. Where there are none to compile, or the model does not speculate, nothing is done.
     """
-    if not (compiles_kernels() and speculates(model)):
+    if not (compiles_kernels() and model.has_plain_rows):
         return
     for num_rows in (rows for rows in _WARM_WIDE_ROWS if rows <= max_batch):
         with mx.stream(model.stream):

@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Generator, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from runtime.errors import RequestRejected
 from runtime.kv.tiers import Tiers
@@ -120,8 +120,9 @@ class Engine:
             self._drain()
         self._expire(time.monotonic())
         plan = self._rows.plan()
-        if plan.prefill is not None and self._restore(plan.prefill):
-            self._prefill(self._scheduler.next_slice(plan.prefill, plan.num_running))
+        if restored := [group for group in plan.prefills if self._restore(group)]:
+            next_slice = self._scheduler.next_slice
+            self._prefill([next_slice(group, plan.num_running) for group in restored])
         if self._decoder.sequences:
             self._decode()
         if self._auxiliary.waiting:
@@ -202,10 +203,21 @@ class Engine:
             return False
         return True
 
-    def _prefill(self, plan: PrefillSlice) -> None:
-        group = plan.group
-        num_running = self._decoder.num_running
+    def _prefill(self, slices: list[PrefillSlice]) -> None:
         self.phase = "prefill"
+        self._work_on(tuple(one.group.request.request_id for one in slices))
+        if len(slices) > 1 and (seconds := _compute_together(self._model, slices)):
+            num_tokens = sum(one.num_tokens for one in slices)
+            for one in slices:
+                one.group.prefill_s += seconds
+                self._on_computed(one, seconds * one.num_tokens / num_tokens)
+            return
+        for one in slices:
+            self._work_on((one.group.request.request_id,))
+            self._prefill_alone(one)
+
+    def _prefill_alone(self, plan: PrefillSlice) -> None:
+        group = plan.group
         start = time.perf_counter()
         try:
             is_done, told = _compute(self._model, plan, self._scheduler.block_s)
@@ -217,13 +229,18 @@ class Engine:
         group.prefill_s += seconds
         if not is_done:
             group.looked_s += seconds
-            self._scheduler.on_looked(seconds, num_running)
+            self._scheduler.on_looked(seconds, self._decoder.num_running)
             return
         self._items += [(group.request.request_id, chunk) for chunk in told]
+        self._on_computed(plan, seconds)
+
+    def _on_computed(self, plan: PrefillSlice, seconds: float) -> None:
+        """A slice was computed, and `seconds` are its part of the time that it took."""
+        group, start = plan.group, time.perf_counter()
         _keep_prefill(self._tiers, plan, seconds + group.looked_s)
         group.looked_s = 0.0
-        taken_s = time.perf_counter() - start
-        self._scheduler.on_prefill(plan, taken_s, num_running)
+        taken_s = seconds + time.perf_counter() - start
+        self._scheduler.on_prefill(plan, taken_s, self._decoder.num_running)
         if group.num_remaining_tokens:
             progress = PrefillProgress(
                 num_done=group.num_computed_tokens, num_total=group.num_prefill_tokens
@@ -388,9 +405,8 @@ def _compute(
     """Compute a slice, or first a part of what its pictures take; whether the slice is done, and
     what of the prompt is told then.
     """
-    group, start, end = plan.group, plan.start, plan.end
+    group, start, end, token_ids = plan.group, plan.start, plan.end, plan.token_ids
     assert group.kv is not None
-    token_ids = group.token_ids[start:end]
     if group.echo is not None:
         following = group.token_ids[start + 1 : end + 1]
         num_top = group.echo.num_top
@@ -403,6 +419,22 @@ def _compute(
         model.prefill(token_ids, group.kv, group.image_batch, start)
         group.num_computed_tokens = end
     return True, []
+
+
+def _compute_together(model: LoadedModel, slices: list[PrefillSlice]) -> float:
+    """Compute several slices in one forward; the seconds that it took, or none if it failed: then
+    nothing was computed, and each is tried alone, so that nobody pays for another one.
+    """
+    start = time.perf_counter()
+    kvs = [cast("list[Any]", one.group.kv) for one in slices]
+    try:
+        kvs = model.prefill_together([one.token_ids for one in slices], kvs)
+    except (RuntimeError, ValueError) as error:
+        raise_if_tainted(error)
+        return 0.0
+    for one, kv in zip(slices, kvs, strict=True):
+        one.group.kv, one.group.num_computed_tokens = kv, one.end
+    return time.perf_counter() - start
 
 
 def _keep_begun(tiers: Tiers, group: SequenceGroup) -> None:

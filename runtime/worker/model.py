@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
-from runtime.kv.layers import plans_attention
+from runtime.kv.layers import can_take_back, merged, plans_attention, take_back
 from runtime.kv.media import rope_delta
 from runtime.models.files import checked_folder
 from runtime.models.folder import copied
@@ -172,6 +172,34 @@ class LoadedModel:
                 self.model(mx.array(token_ids)[None], cache=kv)
             mx.eval([cache.state for cache in kv])
         self._count(len(token_ids))
+
+    @property
+    def has_plain_rows(self) -> bool:
+        """Several sequences may be computed in one forward, and forget the last tokens each: every
+        layer keeps plain KV.
+
+        Models that see, and those that several ranks compute, are left out: nobody has tried. So is
+        KV that is quantised from a start on, as a forward could go beyond that.
+        """
+        is_plain = self.is_batchable and not self.kv_start and self.vision_model is None
+        return is_plain and self.agree is None and can_take_back(self.new_kv())
+
+    def prefill_together(
+        self, token_ids: Sequence[list[int]], kvs: Sequence[list[Any]]
+    ) -> list[list[Any]]:
+        """The layer caches of several sequences with the KV of these tokens behind what they hold,
+        computed in one forward, where there are `has_plain_rows`. Those given stay as they are.
+        """
+        num_most = max(map(len, token_ids))
+        padded = [[*each, *[0] * (num_most - len(each))] for each in token_ids]
+        with mx.stream(self.stream):
+            rows = merged(kvs)
+            self.model(mx.array(padded), cache=rows)
+            take_back(rows, [num_most - len(each) for each in token_ids])
+            mx.eval([cache.state for cache in rows])
+            computed = [[cache.extract(number) for cache in rows] for number in range(len(kvs))]
+        self._count(num_most * len(kvs))
+        return computed
 
     def score(
         self, token_ids: list[int], kv: list[Any], following: list[int], num_top: int

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory, RequestRejected
-from runtime.kv.prefix_tree import Run
 from runtime.kv.tiers import Tiers
 from runtime.slot_events import HotBudget
 from runtime.types import ChatPrompt
@@ -43,7 +42,7 @@ class RowExecutor:
             group.decode_started_s = group.decode_started_s or time.perf_counter()
             joining = [one for one in plan.joining if one.group is group]
             self._decoder.insert(group, joining, takes=not self._scheduler.has_more(group))
-        self.share_memory(plan.prefill)
+        self.share_memory(plan.prefills)
         self._planned = self._decoder.sequences
         self._num_calm_steps = self._scheduler.num_calm_steps(self._planned)
         return plan
@@ -82,12 +81,10 @@ class RowExecutor:
             sequence.group.kv = None
         self._decoder.remove(sequence)
 
-    def share_memory(self, following: SequenceGroup | None = None) -> None:
-        """The hot tier has what rows leave of the memory for both. `following` is computed next."""
+    def share_memory(self, following: tuple[SequenceGroup, ...] = ()) -> None:
+        """The hot tier has what rows leave of the memory for both. `following` come next."""
         left_bytes = self._scheduler.left_bytes(self._decoder.sequences, following)
-        runs: tuple[Run, ...] = ()
-        if following is not None and following.kv is None:
-            runs = tuple(following.cursor.pinned)
+        runs = [run for one in following if one.kv is None for run in one.cursor.pinned]
         self._tiers.leave_beside_rows(left_bytes, runs)
 
     def refusal_of(self, group: SequenceGroup) -> RequestRejected | None:

@@ -20,9 +20,10 @@ arrives behind it. A prompt that was passed keeps what was computed of it.
 A request begins as soon as one of its choices has a row and the memory for it; the other choices
 follow row by row, after requests that have none yet. Here too tenants take turns, and the
 conversations of each. Nobody is passed for ever: every ninth row goes to whom others passed, and
-what needs much memory is passed by eight requests at most. While nobody decodes, tiny prompts that
-wait together also begin together, as a step of many rows takes little longer than one of a single
-row.
+what needs much memory is passed by eight requests at most.
+
+Tiny prompts that wait together are computed in one forward, which takes little longer than that of
+a single one, and while nobody decodes they also begin together.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ SLICE_GRID = 32
 """Slices end on multiples of this absolute position, so that equal prompts are cut equally."""
 
 _TINY = 2 * SLICE_GRID
-"""Tokens that a prompt lacks at most for which computed ones wait a little."""
+"""Tokens that a prompt lacks at most for which computed ones wait a little, and beside which others
+like it are computed in the same forward."""
+_SHORT = 8 * _TINY
+"""Tokens of such prompts at most, as a common forward copies what is known of them."""
+_JOINT_TOKENS = 8 * _TINY
 _STEPS_WAITED = 2
 """So many decode steps' time they wait, which is what two rows that join others save."""
 _SMOOTHING = 0.2
@@ -65,6 +70,16 @@ class PrefillSlice:
     start: int
     end: int
 
+    @property
+    def token_ids(self) -> list[int]:
+        """What is to be computed."""
+        return self.group.token_ids[self.start : self.end]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many these are."""
+        return self.end - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -79,16 +94,33 @@ class StepPlan:
     num_running: int
     joining: tuple[Choice, ...] = ()
     leaving: tuple[Choice, ...] = ()
+    beside: tuple[SequenceGroup, ...] = ()
+    """Tiny prompts that are computed in the same forward as that of `prefill`."""
+
+    @property
+    def prefills(self) -> tuple[SequenceGroup, ...]:
+        """All of whom something is computed."""
+        return () if self.prefill is None else (self.prefill, *self.beside)
 
 
 class Scheduler:
-    """Groups waiting for prefill, and the balance between prefill and decode. Times in seconds."""
+    """Groups waiting for prefill, and the balance between prefill and decode. Times in seconds.
+
+    Where it `joins_prompts`, tiny ones are computed in one forward.
+    """
 
     def __init__(
-        self, *, max_batch: int, max_slice: int, block_s: float, memory: RowMemory | None = None
+        self,
+        *,
+        max_batch: int,
+        max_slice: int,
+        block_s: float,
+        memory: RowMemory | None = None,
+        joins_prompts: bool = False,
     ) -> None:
         self.memory = memory or RowMemory()
         self._max_batch = max_batch
+        self.joins_prompts = joins_prompts
         self.cut_into(max_slice)
         self.block_s = block_s
         """For how long decode may wait."""
@@ -169,13 +201,38 @@ class Scheduler:
         if self._is_gathering(num_running):
             group = self._next_group(0, self._claimed(), ())
             if group is not None and self._is_waited_for(group):
-                return StepPlan(group, 0)
+                return StepPlan(group, 0, beside=self._beside_tiny(group, 0, self._claimed()))
         joining = self._give_rows(self._max_batch - num_running, rows)
         num_running += len(joining)
         if num_running and self._decode_credit_s > 0.0:
             return StepPlan(None, num_running, joining)
-        group = self._next_group(num_running, [*rows, *self._claimed()], (*running, *joining))
-        return StepPlan(group, num_running, joining)
+        held = [*rows, *self._claimed()]
+        group = self._next_group(num_running, held, (*running, *joining))
+        beside = self._beside_tiny(group, num_running, held) if group is not None else ()
+        return StepPlan(group, num_running, joining, beside=beside)
+
+    def _beside_tiny(
+        self, first: SequenceGroup, num_running: int, held: list[RowUse]
+    ) -> tuple[SequenceGroup, ...]:
+        """Whose prompts are computed in the same forward as that of `first`, which is a tiny one:
+        others of its class, whoever had least first, as far as there are rows and memory for them.
+        """
+        if not (self.joins_prompts and _is_tiny(first)) or _rank(first) == _WARMING:
+            return ()
+        others = [one for one in self.waiting if one is not first and _is_tiny(one)]
+        alike = [one for one in others if _rank(one) == _rank(first)]
+        num_rows = self._max_batch - num_running - len(self._joining) - 1
+        num_tokens = min(self._slice_size(num_running), _JOINT_TOKENS) - first.num_lacking_tokens
+        held = [*held, *([] if _is_started(first) else self._claims(first))]
+        beside: list[SequenceGroup] = []
+        for group in sorted(alike, key=self._slice_share.start):
+            claims = [] if _is_started(group) else self._claims(group)
+            num_tokens -= group.num_lacking_tokens
+            if len(beside) >= num_rows or num_tokens < 0 or not self.memory.fits(held, claims):
+                break
+            held += claims
+            beside.append(group)
+        return tuple(beside)
 
     def _is_gathering(self, num_running: int) -> bool:
         """Whether prompts that are computed may wait for tiny ones, to begin together with them."""
@@ -215,13 +272,13 @@ class Scheduler:
         return not pending
 
     def left_bytes(
-        self, running: Iterable[Choice], following: SequenceGroup | None = None
+        self, running: Iterable[Choice], following: Iterable[SequenceGroup] = ()
     ) -> int | None:
-        """What is left to the hot tier beside these rows and those about to decode, and a group
-        that is about to be computed; None: all.
+        """What is left to the hot tier beside these rows and those about to decode, and groups
+        that are about to be computed; None: all.
         """
-        begins = following is not None and not _is_started(following)
-        new = self._claims(following) if following is not None and begins else []
+        begin = (one for one in following if not _is_started(one))
+        new = [row for group in begin for row in self._claims(group)]
         return self.memory.left([*map(self.row_of, running), *self._claimed(), *new])
 
     def needs_bytes(self, group: SequenceGroup) -> int:
@@ -406,16 +463,28 @@ class Scheduler:
 
     def _slice_end(self, group: SequenceGroup, num_running: int) -> int:
         start, last = group.num_computed_tokens, group.num_prefill_tokens
-        rate, allowed_s = self.prefill_rate, _LONGEST_SLICE_S
-        size = self._max_slice if group.echo is None else min(self._max_slice, group.echo.max_slice)
-        if num_running:
-            allowed_s = self.block_s + 2 * self.decode_step_s
-        if rate or num_running:
-            size = min(size, int(rate * allowed_s) if rate else _FIRST_SLICE)
+        size = self._slice_size(num_running)
+        size = size if group.echo is None else min(size, group.echo.max_slice)
         grid = self._max_slice if size >= self._max_slice else SLICE_GRID
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
         end = min((b for b in group.cursor.boundaries if start < b < end), default=end)
         return group.image_batch.whole_around(start, end)
+
+    def _slice_size(self, num_running: int) -> int:
+        """How many tokens may be computed at a time while so many rows wait for it."""
+        rate, allowed_s = self.prefill_rate, _LONGEST_SLICE_S
+        if num_running:
+            allowed_s = self.block_s + 2 * self.decode_step_s
+        if rate or num_running:
+            return min(self._max_slice, int(rate * allowed_s) if rate else _FIRST_SLICE)
+        return self._max_slice
+
+
+def _is_tiny(group: SequenceGroup) -> bool:
+    """It may be computed beside others: little of it is lacking, and it is nothing but text."""
+    is_text = group.echo is None and not group.image_batch.spans
+    is_short = 0 < group.num_lacking_tokens <= _TINY and group.num_prefill_tokens <= _SHORT
+    return is_text and is_short and not group.is_waiting
 
 
 def _is_started(group: SequenceGroup) -> bool:

@@ -58,6 +58,38 @@ def group_of(model: LoadedModel, number: int, num_choices: int = 1) -> SequenceG
     return group
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+def test_prompts_that_are_computed_in_one_forward_are_as_if_each_were_alone(
+    family: str, tmp_path: Path
+):
+    model = load(write_model(tmp_path / "model", family))
+    assert model.has_plain_rows
+    layout = layers.layout_of(model.new_kv())
+    prompts = [prompt(number)[:length] for number, length in enumerate((30, 3, 64, 41, 1))]
+    known = [0, 2, 20, 33, 0]
+    begun, alone = [model.new_kv() for _ in prompts], [model.new_kv() for _ in prompts]
+    for ids, num_known, one, other in zip(prompts, known, begun, alone, strict=True):
+        if num_known:
+            model.prefill(ids[:num_known], one)
+            model.prefill(ids[:num_known], other)
+        model.prefill(ids[num_known:], other)
+    lacking = [ids[num_known:] for ids, num_known in zip(prompts, known, strict=True)]
+    before = [held(model, kv, num) if num else [] for kv, num in zip(begun, known, strict=True)]
+    computed = model.prefill_together(lacking, begun)
+    after = [held(model, kv, num) if num else [] for kv, num in zip(begun, known, strict=True)]
+    assert before == after, "a forward that fails is done again, one by one"
+    for ids, one, other in zip(prompts, computed, alone, strict=True):
+        assert {cache.offset for cache in one} == {len(ids)}
+        arrays = zip(*(layers.cut(kv, layout, 0, len(ids)) for kv in (one, other)), strict=True)
+        for mine, theirs in arrays:
+            assert mx.allclose(mine, theirs, atol=DEVIATION)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", "falcon_h1", "deepseek_v32"])
+def test_what_cannot_forget_its_last_tokens_is_computed_alone(family: str, tmp_path: Path):
+    assert not load(write_model(tmp_path / "model", family)).has_plain_rows
+
+
 def decoded(decoder: Decoder, groups: list[SequenceGroup]) -> list[list[DecodedToken]]:
     """What each sequence says when a group joins with every second step."""
     said: dict[Sequence, list[DecodedToken]] = {one: [] for g in groups for one in g.sequences}

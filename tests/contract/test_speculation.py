@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.kv import layers
 from runtime.types import GenerateRequest, SamplingParams, TokenPrompt
-from runtime.worker.decode import Decoder, speculates
+from runtime.worker.decode import Decoder
 from runtime.worker.draft import DraftRows, why_no_draft
 from runtime.worker.draft import Said as SaidSoFar
 from runtime.worker.model import LoadedModel
@@ -358,7 +358,7 @@ def test_a_draft_model_goes_by_all_that_its_rows_have_said(model: LoadedModel, d
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", "falcon_h1", "lfm2"])
 def test_a_model_whose_caches_cannot_be_trimmed_does_not_speculate(tmp_path: Path, family: str):
     model = load(write_model(tmp_path / "model", family))
-    assert not speculates(model)
+    assert not model.has_plain_rows
     (plain,) = said_by(model, [Ask(1)], None)
     (ours,) = said_by(model, [Ask(1, prediction=tuple(plain.token_ids))], AlwaysPays())
     assert (ours.token_ids, ours.num_proposed) == (plain.token_ids, 0)

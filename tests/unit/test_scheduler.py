@@ -1,6 +1,7 @@
 """What the next engine step does: whose slice, how long, and decode in between."""
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
 from hypothesis import given
@@ -10,7 +11,8 @@ from runtime.types import CacheUse, GenerateRequest, Priority, TokenPrompt
 from runtime.worker.output.detokenizer import PlainDetokenizer
 from runtime.worker.output.parser import Dialect, OutputParser
 from runtime.worker.prompt_logprobs import MAX_LOGITS, Echo
-from runtime.worker.scheduler import SLICE_GRID, Scheduler, StepPlan
+from runtime.worker.row_memory import RowFootprint, RowMemory, reserved_tokens
+from runtime.worker.scheduler import SLICE_GRID, PrefillSlice, Scheduler, StepPlan
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.vision.images import ImageBatch
 from store.types import MediaSpan
@@ -51,8 +53,21 @@ def new_group(num_tokens: int, *, num_choices: int = 1, name: str = "r") -> Sequ
     return group
 
 
-def new_scheduler(*, max_batch: int = 4, max_slice: int = 2048, block_s: float = 0.25) -> Scheduler:
-    return Scheduler(max_batch=max_batch, max_slice=max_slice, block_s=block_s)
+def new_scheduler(
+    *,
+    max_batch: int = 4,
+    max_slice: int = 2048,
+    block_s: float = 0.25,
+    memory: RowMemory | None = None,
+    joins_prompts: bool = False,
+) -> Scheduler:
+    return Scheduler(
+        max_batch=max_batch,
+        max_slice=max_slice,
+        block_s=block_s,
+        memory=memory,
+        joins_prompts=joins_prompts,
+    )
 
 
 def scored(num_tokens: int, vocab_size: int) -> SequenceGroup:
@@ -620,3 +635,81 @@ def test_a_prompt_that_is_scored_comes_in_slices_whose_logits_have_room():
     narrow = new_scheduler()
     narrow.add(scored(5000, 10 * MAX_LOGITS))
     assert slice_of(narrow, narrow.plan(0))[1:] == (0, SLICE_GRID)
+
+
+def together(scheduler: Scheduler, num_running: int = 0) -> list[str]:
+    """Whose prompts are computed in the next forward."""
+    return [one.request.request_id for one in scheduler.plan(num_running).prefills]
+
+
+def joining_scheduler(*sizes: int, max_batch: int = 8, **options: Any) -> Scheduler:
+    scheduler = new_scheduler(max_batch=max_batch, joins_prompts=True, **options)
+    for number, size in enumerate(sizes):
+        scheduler.add(new_group(size, name=str(number)))
+    return scheduler
+
+
+def test_tiny_prompts_are_computed_in_one_forward():
+    assert together(joining_scheduler(40, 65, 2, 66)) == ["2", "0", "1"]
+    assert together(joining_scheduler(1, 40)) == ["0"]  # nothing is lacking but the last token
+    apart = new_scheduler(max_batch=8)
+    apart.add(new_group(40, name="0"))
+    apart.add(new_group(40, name="1"))
+    assert together(apart) == ["0"]
+
+
+def test_as_many_are_computed_together_as_there_are_rows():
+    assert together(joining_scheduler(40, 40, 40, 40, max_batch=3)) == ["0", "1", "2"]
+    running = joining_scheduler(40, 40, 40, 40, max_batch=3)
+    assert together(running, num_running=1) == ["0", "1"]
+
+
+def test_a_common_forward_takes_as_long_as_any_other_slice():
+    alone = joining_scheduler(*[65] * 20, max_batch=32)
+    assert len(together(alone)) == 8  # of 512 tokens
+    beside = joining_scheduler(*[65] * 20, max_batch=32)
+    assert len(together(beside, num_running=1)) == 4  # as the first slice beside others has 256
+    slow = joining_scheduler(*[65] * 20, max_batch=32)
+    done = PrefillSlice(new_group(200), 0, 100)
+    slow.on_prefill(done, 0.5, 0)  # so 200 tokens a second, of which decode waits for 50
+    assert len(together(slow, num_running=1)) == 1
+
+
+def test_a_prompt_that_is_scored_or_shows_a_picture_or_is_read_is_computed_alone():
+    scheduler = joining_scheduler(40, 40)
+    scheduler.add(scored(40, 400))
+    seeing = new_group(40, name="seeing")
+    seeing.image_batch = ImageBatch(spans=(MediaSpan(start=2, end=9, digest=b"x"),))
+    scheduler.add(seeing)
+    reading = new_group(40, name="reading")
+    reading.cursor.waiting.add(cast("Any", object()))
+    scheduler.add(reading)
+    assert together(scheduler) == ["0", "1"]
+
+
+def test_what_is_long_is_not_copied_to_be_computed_beside_others():
+    scheduler = joining_scheduler(40, 40)
+    known = new_group(600, name="known")
+    known.num_computed_tokens = 590
+    scheduler.add(known)
+    short = new_group(500, name="short")
+    short.num_computed_tokens = 450
+    scheduler.add(short)
+    assert together(scheduler) == ["known"]
+    scheduler.remove(known)
+    assert together(scheduler) == ["0", "1", "short"]
+
+
+def test_another_class_is_not_computed_along():
+    scheduler = joining_scheduler(40)
+    scheduler.add(of_class("interactive", 40, "first"))
+    scheduler.add(of_class("background", 40, "last"))
+    scheduler.add(of_class("interactive", 40, "second"))
+    assert together(scheduler) == ["first", "second"]
+
+
+def test_all_of_a_common_forward_have_memory():
+    of_one_byte = RowFootprint(per_token=1)
+    one = of_one_byte.of(reserved_tokens(40, 0, 8))
+    memory = RowMemory(of_one_byte, is_batched=False, pool_bytes=2 * one)
+    assert together(joining_scheduler(40, 40, 40, memory=memory)) == ["0", "1"]
