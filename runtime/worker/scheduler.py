@@ -47,6 +47,12 @@ like it are computed in the same forward."""
 _SHORT = 8 * _TINY
 """Tokens of such prompts at most, as a common forward copies what is known of them."""
 _JOINT_TOKENS = 8 * _TINY
+_JOINT_S = 0.05
+"""So long a forward of several prompts takes at most: who arrives meanwhile waits for it, and where
+a prompt alone takes longer, little is gained by computing more with it."""
+_TOGETHER = 8
+"""So many prompts begin together at most: with more of them a step takes longer, and so does
+everything else that is done for them at once."""
 _STEPS_WAITED = 2
 """So many decode steps' time they wait, which is what two rows that join others save."""
 _SMOOTHING = 0.2
@@ -221,8 +227,9 @@ class Scheduler:
             return ()
         others = [one for one in self.waiting if one is not first and _is_tiny(one)]
         alike = [one for one in others if _rank(one) == _rank(first)]
-        num_rows = self._max_batch - num_running - len(self._joining) - 1
-        num_tokens = min(self._slice_size(num_running), _JOINT_TOKENS) - first.num_lacking_tokens
+        num_rows = min(self._max_batch - num_running, _TOGETHER) - len(self._joining) - 1
+        num_tokens = min(self._slice_size(num_running), self._joint_tokens)
+        num_tokens -= first.num_lacking_tokens
         held = [*held, *([] if _is_started(first) else self._claims(first))]
         beside: list[SequenceGroup] = []
         for group in sorted(alike, key=self._slice_share.start):
@@ -236,7 +243,7 @@ class Scheduler:
 
     def _is_gathering(self, num_running: int) -> bool:
         """Whether prompts that are computed may wait for tiny ones, to begin together with them."""
-        is_room = len(self._joining) < self._max_batch
+        is_room = len(self._joining) < min(self._max_batch, _TOGETHER)
         is_worth_it = self._gathered_s < _STEPS_WAITED * self.decode_step_s
         if num_running or not (self._joining and is_room and is_worth_it):
             return False
@@ -469,6 +476,11 @@ class Scheduler:
         end = min((start + max(size, SLICE_GRID)) // grid * grid, last)
         end = min((b for b in group.cursor.boundaries if start < b < end), default=end)
         return group.image_batch.whole_around(start, end)
+
+    @property
+    def _joint_tokens(self) -> int:
+        """How many tokens of several prompts one forward has."""
+        return min(_JOINT_TOKENS, int(self.prefill_rate * _JOINT_S))
 
     def _slice_size(self, num_running: int) -> int:
         """How many tokens may be computed at a time while so many rows wait for it."""

@@ -642,15 +642,18 @@ def together(scheduler: Scheduler, num_running: int = 0) -> list[str]:
     return [one.request.request_id for one in scheduler.plan(num_running).prefills]
 
 
-def joining_scheduler(*sizes: int, max_batch: int = 8, **options: Any) -> Scheduler:
+def joining_scheduler(
+    *sizes: int, max_batch: int = 8, rate: float = 20_000.0, **options: Any
+) -> Scheduler:
     scheduler = new_scheduler(max_batch=max_batch, joins_prompts=True, **options)
+    scheduler.on_prefill(PrefillSlice(new_group(2000), 0, 1000), 1000 / rate, 0)
     for number, size in enumerate(sizes):
         scheduler.add(new_group(size, name=str(number)))
     return scheduler
 
 
 def test_tiny_prompts_are_computed_in_one_forward():
-    assert together(joining_scheduler(40, 65, 2, 66)) == ["2", "0", "1"]
+    assert together(joining_scheduler(40, 65, 66, 65)) == ["0", "1", "3"]
     assert together(joining_scheduler(1, 40)) == ["0"]  # nothing is lacking but the last token
     apart = new_scheduler(max_batch=8)
     apart.add(new_group(40, name="0"))
@@ -664,15 +667,16 @@ def test_as_many_are_computed_together_as_there_are_rows():
     assert together(running, num_running=1) == ["0", "1"]
 
 
-def test_a_common_forward_takes_as_long_as_any_other_slice():
+def test_a_common_forward_takes_a_twentieth_of_a_second_at_most():
     alone = joining_scheduler(*[65] * 20, max_batch=32)
     assert len(together(alone)) == 8  # of 512 tokens
-    beside = joining_scheduler(*[65] * 20, max_batch=32)
-    assert len(together(beside, num_running=1)) == 4  # as the first slice beside others has 256
-    slow = joining_scheduler(*[65] * 20, max_batch=32)
-    done = PrefillSlice(new_group(200), 0, 100)
-    slow.on_prefill(done, 0.5, 0)  # so 200 tokens a second, of which decode waits for 50
-    assert len(together(slow, num_running=1)) == 1
+    slow = joining_scheduler(*[65] * 20, max_batch=32, rate=4000.0)
+    assert len(together(slow)) == 3  # of 200 tokens
+    assert len(together(joining_scheduler(*[65] * 20, rate=2000.0))) == 1
+    unknown = new_scheduler(joins_prompts=True)
+    unknown.add(new_group(40))
+    unknown.add(new_group(40))
+    assert len(together(unknown)) == 1
 
 
 def test_a_prompt_that_is_scored_or_shows_a_picture_or_is_read_is_computed_alone():
@@ -689,14 +693,12 @@ def test_a_prompt_that_is_scored_or_shows_a_picture_or_is_read_is_computed_alone
 
 def test_what_is_long_is_not_copied_to_be_computed_beside_others():
     scheduler = joining_scheduler(40, 40)
-    known = new_group(600, name="known")
-    known.num_computed_tokens = 590
-    scheduler.add(known)
+    long = new_group(600, name="long")
+    long.num_computed_tokens = 550
+    scheduler.add(long)
     short = new_group(500, name="short")
     short.num_computed_tokens = 450
     scheduler.add(short)
-    assert together(scheduler) == ["known"]
-    scheduler.remove(known)
     assert together(scheduler) == ["0", "1", "short"]
 
 
