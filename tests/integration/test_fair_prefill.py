@@ -90,8 +90,9 @@ async def test_a_begun_prompt_that_others_passed_knows_what_they_computed_of_it(
     supervisor: Supervisor,
 ):
     """It lacks less than a longer one that shares as much, and so ends before that."""
-    shared = new_ids(20, 8192)
-    prompts = tuple((*shared, *new_ids(21 + n, own)) for n, own in enumerate((4000, 3000, 100)))
+    # Their lengths are far apart, as some of one is computed until the next one arrives.
+    shared = new_ids(20, 2048)
+    prompts = tuple((*shared, *new_ids(21 + n, own)) for n, own in enumerate((6500, 3000, 100)))
     generations: list[Generation] = []
     heard: list[list[Chunk]] = []
     for ids in prompts:  # each lacks less than those that are begun before it, and passes them
