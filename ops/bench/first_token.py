@@ -166,8 +166,16 @@ class Told:
 class Conversation:
     """One that grows: its messages as a client has them."""
 
-    def __init__(self, server: Hearth, shape: Shape, protocol: Protocol, seed: int) -> None:
+    def __init__(
+        self,
+        server: Hearth,
+        shape: Shape,
+        protocol: Protocol,
+        seed: int,
+        answer_tokens: int = _ANSWER_TOKENS,
+    ) -> None:
         self.server = server
+        self._answer_tokens = answer_tokens
         self.shape: Shape = shape
         self.protocol: Protocol = protocol
         self.num_tokens = 0
@@ -194,7 +202,11 @@ class Conversation:
             await self.ask(200)
         while (lacking := num_tokens - self.num_tokens) > TURN_TOKENS // 4:
             part = min(lacking, TURN_TOKENS) if self.shape == "many turns" else lacking
-            await self.ask(max(int(part / self._tokens_per_word), 1))
+            await self.ask(self.num_words(part))
+
+    def num_words(self, num_tokens: int) -> int:
+        """So many words have about so many tokens; known when something was asked."""
+        return max(int(num_tokens / self._tokens_per_word), 1)
 
     def _words(self, count: int) -> str:
         dice = self._dice
@@ -202,7 +214,8 @@ class Conversation:
         return " ".join(word + "\n" * (dice.random() < 0.05) for word in said)
 
     def _body(self) -> Mapping[str, object]:
-        common = {"model": "bench", "stream": True, "max_tokens": _ANSWER_TOKENS, "temperature": 0}
+        common = {"model": "bench", "stream": True, "temperature": 0}
+        common["max_tokens"] = self._answer_tokens
         if self.protocol == "messages":
             return {**common, "system": self._system, "messages": self._messages}
         system = {"role": "system", "content": self._system}
