@@ -165,10 +165,10 @@ class Thinking(Struct, frozen=True):
 
 class Constraint(Struct, frozen=True):
     """What the answer's text must be: `text` is a JSON schema, a regular expression or a grammar
-    in Lark's notation; a `json_object` needs none. `field` names it in errors.
+    in the notation of Lark or GBNF; a `json_object` needs none. `field` names it in errors.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
     text: str = "{}"
     field: str = "response_format"
 
@@ -285,7 +285,8 @@ class Summary(Struct, frozen=True):
 
 
 class GenerateRequest(Struct, frozen=True):
-    """What every protocol asks of the engine. `deadline_s` counts from the submission.
+    """What every protocol asks of the engine. `deadline_s` counts from the submission, as does
+    `idle_s`: so long it waits at most for a time when nobody else is served.
 
     `count` only counts the prompt's tokens, `prefill` only computes its KV; both finish without
     an answer. `tokenize` is answered by `Tokens`, `detokenize` by text, `embed` by `Embedding`,
@@ -324,6 +325,7 @@ class GenerateRequest(Struct, frozen=True):
     scores_prompt: bool = False
     ignore_eos: bool = False
     deadline_s: float = 600.0
+    idle_s: float = 0.0
     cache: CacheParams = CacheParams()
     context: int = 0
     rules_off: tuple[str, ...] = ()

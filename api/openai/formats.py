@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -12,6 +13,8 @@ from api.http.refusal import refuse
 from api.openai.fields import JsonSchemaFormat, is_given
 from api.openai.schemas import SharedFields, StructuredOutputs
 from runtime.types import Constraint
+
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 def constraint_of(
@@ -80,6 +83,5 @@ def _forms(given: StructuredOutputs, prefix: str) -> Iterator[Constraint]:
         yield Constraint(kind="lark", text=f"start: {' | '.join(texts)}", field=field)
     if given.grammar is not None:
         field = f"{prefix}grammar"
-        if "::=" in given.grammar:
-            refuse(field, "is in the notation of GBNF: write it in Lark's (`start: ...`).")
-        yield Constraint(kind="lark", text=given.grammar, field=field)
+        kind = "gbnf" if _GBNF_RULE.search(given.grammar) else "lark"
+        yield Constraint(kind=kind, text=given.grammar, field=field)

@@ -23,6 +23,7 @@ FORMS: dict[str, tuple[Any, str]] = {
     "regex": ("[0-9]{3}-[0-9]{2}", "[0-9]{3}-[0-9]{2}"),
     "choice": (['le "phare"\n', "the lamp"], r'le "phare"\n|the lamp'),
     "grammar": ('start: "a" b\nb: "x" | "y"', "ax|ay"),
+    "grammar of GBNF": ('root ::= "caf\\u00e9 " b{,2}\nb ::= [x-y]\n  | "z"', "café [xyz]{0,2}"),
 }
 NOTE = base64.b64encode("Über alles: 42".encode()).decode()
 PDF = base64.b64encode(b"%PDF-1.7").decode()
@@ -51,6 +52,7 @@ def test_an_answer_has_the_form_that_any_of_vllms_fields_says(
     server: RunningServer, kind: str
 ) -> None:
     value, pattern = FORMS[kind]
+    kind = kind.split(maxsplit=1)[0]
     ways: list[dict[str, Any]] = [{f"guided_{kind}": value}, {"structured_outputs": {kind: value}}]
     if kind == "json":
         ways.append({"guided_json": json.dumps(value)})
@@ -69,7 +71,11 @@ def test_an_answer_has_the_form_that_any_of_vllms_fields_says(
     [
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"guided_choice": []}, "guided_choice"),
-        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= b"}}, "structured_outputs.grammar"),
+        ({"guided_grammar": 'root ::= "a'}, "guided_grammar"),
+        ({"guided_grammar": "start: b"}, "guided_grammar"),
+        ({"guided_grammar": "root ::= " + "(" * 20_000}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "' + "a" * (1 << 20) + '"'}, "guided_grammar"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ],

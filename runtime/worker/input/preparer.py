@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jinja2
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from runtime.worker.input import gbnf
+
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -128,7 +130,11 @@ class PromptPreparer:
     def compiled(self, grammar: str) -> Compiled:
         """A grammar that was not tried. Raises GrammarRefused."""
         vocabulary, start_s = self._vocabulary, time.thread_time()
-        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
+        try:
+            readable = gbnf.readable(grammar)
+        except ValueError as error:
+            raise GrammarRefused("invalid", str(error)) from error
+        matcher = LLMatcher(vocabulary, readable, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarRefused("invalid", matcher.get_error())
         return Compiled(matcher, time.thread_time() - start_s)

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 
 from runtime.errors import InvalidRequest
 from runtime.types import Constraint
+from runtime.worker.input import gbnf
 from runtime.worker.input.preparer import (
     Bench,
     Compiled,
@@ -80,6 +81,8 @@ class Grammars:
                 return self._matcher(LLMatcher.grammar_from_regex(constraint.text), field)
             case "lark":
                 return self.of_lark(constraint.text, field)
+            case "gbnf":
+                return self._matcher(gbnf.marked(constraint.text), field)
 
     def of_lark(self, text: str, field: str) -> LLMatcher:
         """A matcher for a grammar in llguidance's dialect of Lark.
