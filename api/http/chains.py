@@ -74,16 +74,17 @@ class Chains:
         return await self.history.read(read)
 
     async def found_items(
-        self, kind: str, tenant: str, item_ids: dict[str, str], expansion: Expansion
+        self, kinds: Sequence[str], tenant: str, item_ids: dict[str, str], expansion: Expansion
     ) -> dict[str, bytes]:
-        """The items of a tenant by their ids, which `item_ids` has by the paths that name them.
+        """The items of a tenant by their ids, which `item_ids` has by the paths that name them, in
+        turns of these kinds.
 
         Raises:
             InvalidRequest: they are more than the request may still come to.
         """
 
         def read(connection: Connection) -> dict[str, bytes]:
-            mine = owned(tenant, kind)
+            mine = [owned(tenant, kind) for kind in kinds]
             found = response_rows.find_items(connection, item_ids.values(), mine)
             for path, item_id in item_ids.items():
                 if item_id in found:

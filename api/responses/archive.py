@@ -16,7 +16,7 @@ from api.http.expansion import Expansion
 from api.http.past import Turn
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
-from api.responses.conversations import Conversations
+from api.responses import conversations
 from api.responses.items import Item, head_of, lost_item
 from api.responses.output import ResponseResource
 from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
@@ -63,7 +63,7 @@ class Archive:
         self._chains = chains
         self._history = chains.history
         self.comparisons = chains.comparisons
-        self.conversations = Conversations(chains)
+        self.conversations = conversations.Conversations(chains)
 
     async def past(self, previous_id: str | None, expansion: Expansion) -> list[Item]:
         """All items that went into and came out of the responses up to that one.
@@ -96,7 +96,8 @@ class Archive:
         references = await apart(_num_bytes(items), lambda: _references(items))
         if not references:
             return list(items)
-        bodies = await self._chains.found_items(KIND, tenant, references, expansion)
+        kinds = (KIND, conversations.KIND)
+        bodies = await self._chains.found_items(kinds, tenant, references, expansion)
         ignored: list[str] = []
 
         def found(number: int, item: Item) -> Item:

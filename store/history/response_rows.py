@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sqlalchemy import CTE, Connection, delete, func, insert, literal, select, update
+from sqlalchemy import CTE, Connection, delete, func, insert, literal, or_, select, update
 from sqlalchemy.orm import aliased
 
 from store.history.history_tables import Response, ResponseEvents, ResponseItem
@@ -162,13 +162,13 @@ def chain_bytes(connection: Connection, response_id: str) -> int:
 
 
 def find_items(
-    connection: Connection, item_ids: Iterable[str], prefix: str = ""
+    connection: Connection, item_ids: Iterable[str], prefixes: Iterable[str] = ("",)
 ) -> dict[str, FoundItem]:
-    """The items of these ids in responses whose ids begin with `prefix`.
+    """The items of these ids in responses whose ids begin with one of `prefixes`.
 
     Of several with one id, which are sent again with every turn, the newest is found.
     """
-    is_mine = func.substr(Response.id, 1, len(prefix)) == prefix
+    is_mine = or_(*(func.substr(Response.id, 1, len(one)) == one for one in prefixes))
     found: dict[str, FoundItem] = {}
     wanted = [*dict.fromkeys(item_ids)]
     for start in range(0, len(wanted), _MANY_IDS):

@@ -176,3 +176,24 @@ def test_a_conversation_outlives_its_server_and_the_responses_in_it(tmp_path: Pa
         client = client_of(server)
         assert texts(client, talk.id) == ["The lamp is green.", "Hello.", first.output_text]
         assert said(client, talk.id, "Again.").usage.input_tokens > first.usage.input_tokens
+
+
+def test_an_item_that_only_a_conversation_has_can_be_referred_to_by_its_owner(
+    server: RunningServer,
+) -> None:
+    alice, bob = client_of(server), client_of(server, "bob")
+    talk = alice.conversations.create()
+    added = alice.conversations.items.create(talk.id, items=[KEPT]).data[0].id or ""
+    reference: Any = [{"type": "item_reference", "id": added}]
+    by_id = alice.responses.input_tokens.count(model=MODEL, input=reference)
+    itself = alice.responses.input_tokens.count(model=MODEL, input=[KEPT])
+    assert by_id.input_tokens == itself.input_tokens
+
+    def refused(client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="not stored") as unknown:
+            client.responses.create(model=MODEL, input=reference, max_output_tokens=16)
+        assert unknown.value.param == "input[0]"
+
+    refused(bob)
+    alice.conversations.items.delete(added, conversation_id=talk.id)
+    refused(alice)
