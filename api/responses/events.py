@@ -15,12 +15,13 @@ from typing_extensions import override
 
 from api.openai.fields import Body
 from api.openai.frame import token_entry
-from api.openai.freeform import freeform_input
+from api.openai.freeform import INPUT
 from api.openai.schemas import TokenEntry
-from api.responses.client_calls import ID_KINDS, client_call
+from api.responses.client_calls import ID_KINDS, client_call, is_patch_known
 from api.responses.client_tools import ClientKind
 from api.responses.compaction import new_compaction_id, sealed_summary
 from api.responses.items import Item, seal
+from api.responses.json_texts import JsonTexts, Path, TextPiece
 from api.responses.output import (
     ItemStatus,
     OutputCall,
@@ -55,7 +56,7 @@ class PieceEvent(Body):
     """An event inside an item; of the indices and values only those of its type are there."""
 
     type: str
-    item_id: str
+    item_id: str | UnsetType
     output_index: int
     content_index: int | UnsetType = UNSET
     summary_index: int | UnsetType = UNSET
@@ -65,10 +66,16 @@ class PieceEvent(Body):
     arguments: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
+    command_index: int | UnsetType = UNSET
+    command: str | UnsetType = UNSET
+    diff: str | UnsetType = UNSET
     logprobs: list[TokenEntry] | UnsetType = UNSET
 
 
 Event = ItemEvent | PieceEvent
+
+_COMMAND = "response.shell_call_command"
+_DIFF = "response.apply_patch_call_operation_diff"
 
 
 class Shape(NamedTuple):
@@ -89,8 +96,10 @@ class ItemWriter(Protocol):
 
 
 class _OpenItem(Protocol):
-    """An item that is being written."""
+    """An item that is being written; until it `is_known`, nothing is told of it."""
 
+    @property
+    def is_known(self) -> bool: ...
     def item(self, status: ItemStatus) -> OutputItem: ...
     def opening(self, at: int) -> list[PieceEvent]: ...
     def add(self, chunk: Chunk, at: int) -> list[PieceEvent]: ...
@@ -106,6 +115,7 @@ class OutputWriter:
         self.finished: Finished | None = None
         self._shape = shape
         self._open: _OpenItem | None = None
+        self._is_told = False
 
     def add(self, chunk: Chunk) -> list[Event]:
         """What is to be told of a chunk, in order."""
@@ -125,12 +135,19 @@ class OutputWriter:
         if self._open is None or not self._open.takes(chunk):
             events += self._close("completed")
             self._open = self._opened(chunk)
-            at = len(self.items)
-            item = self._open.item("in_progress")
-            events.append(ItemEvent("response.output_item.added", at, item))
-            events += self._open.opening(at)
-        events += self._open.add(chunk, len(self.items))
-        return events
+        at = len(self.items)
+        told = self._open.add(chunk, at)
+        if self._open.is_known:
+            events += self._added(self._open, at)
+        return [*events, *told]
+
+    def _added(self, item: _OpenItem, at: int) -> list[Event]:
+        """What is told first of an item, once."""
+        if self._is_told:
+            return []
+        self._is_told = True
+        added = ItemEvent("response.output_item.added", at, item.item("in_progress"))
+        return [added, *item.opening(at)]
 
     def _opened(self, chunk: TextDelta | ReasoningDelta | ToolCallDelta) -> _OpenItem:
         match chunk:
@@ -141,19 +158,18 @@ class OutputWriter:
             case ToolCallDelta():
                 ref = self._shape.names.ref(chunk.name or "")
                 call_id = chunk.id or _new_id("call")
-                if ref.client is not None:
-                    return _ClientCall(ref, call_id)
-                return _CustomCall(ref, call_id) if ref.is_custom else _Call(ref, call_id)
+                return _kind_of_call(ref)(ref, call_id)
 
     def _close(self, status: ItemStatus) -> list[Event]:
         if self._open is None:
             return []
         at = len(self.items)
         item = self._open.item(status)
-        events: list[Event] = [*self._open.closing(at)]
+        events = [*self._added(self._open, at), *self._open.closing(at)]
         events.append(ItemEvent("response.output_item.done", at, item))
         self.items.append(item)
         self._open = None
+        self._is_told = False
         return events
 
 
@@ -233,12 +249,26 @@ def written_item(item: OutputItem) -> Item:
     return Item(msgspec.Raw(msgspec.json.encode(item)), "output")
 
 
+def _kind_of_call(ref: ToolRef) -> type[_Call]:
+    match ref.client:
+        case None:
+            return _CustomCall if ref.is_custom else _Call
+        case "shell":
+            return _ShellCall
+        case "apply_patch":
+            return _PatchCall
+        case _:
+            return _ClientCall
+
+
 def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
 class _Message:
     """The answer's text."""
+
+    is_known = True
 
     def __init__(self) -> None:
         self._id = _new_id("msg")
@@ -278,6 +308,8 @@ class _Message:
 
 class _Thoughts:
     """What the model thinks, as it is."""
+
+    is_known = True
 
     def __init__(self, shape: Shape) -> None:
         self._id = _new_id("rs")
@@ -350,6 +382,11 @@ class _Call(_OpenItem):
 
     id_kind = "fc"
 
+    @property
+    @override
+    def is_known(self) -> bool:
+        return True
+
     def __init__(self, ref: ToolRef, call_id: str) -> None:
         self._id = _new_id(self.id_kind)
         self._ref = ref
@@ -386,34 +423,66 @@ class _Call(_OpenItem):
         return [PieceEvent(kind, self._id, at, arguments=arguments, name=self._ref.name)]
 
 
-class _CustomCall(_Call):
-    """The call of a custom tool, whose text is known when its arguments are complete."""
+class _ReadCall(_Call):
+    """A call that is told by what the texts in its arguments say, as far as they are known."""
+
+    def __init__(self, ref: ToolRef, call_id: str) -> None:
+        super().__init__(ref, call_id)
+        self._texts = JsonTexts()
+
+    @override
+    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
+        assert isinstance(chunk, ToolCallDelta)
+        self._pieces.append(chunk.arguments)
+        pieces = self._texts.read(chunk.arguments)
+        return [event for piece in pieces for event in self._told(piece, at)]
+
+    @override
+    def closing(self, at: int) -> list[PieceEvent]:
+        return []
+
+    def _told(self, piece: TextPiece, at: int) -> list[PieceEvent]:
+        del piece, at
+        return []
+
+
+class _CustomCall(_ReadCall):
+    """The call of a custom tool. Where the model wrote something else than its one argument, all
+    of that is the text.
+    """
 
     id_kind = "ctc"
 
     @override
     def item(self, status: ItemStatus) -> OutputItem:
         ref = self._ref
-        text = "" if status == "in_progress" else freeform_input("".join(self._pieces))
+        text = "" if status == "in_progress" else self._text()
         space = ref.namespace or UNSET
         return OutputCustomCall(self._id, status, self._call_id, ref.name, text, space)
 
     @override
-    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
-        assert isinstance(chunk, ToolCallDelta)
-        self._pieces.append(chunk.arguments)
-        return []
+    def closing(self, at: int) -> list[PieceEvent]:
+        text = self._text()
+        is_told = self._texts.text(INPUT) is not None
+        told = [] if is_told else self._delta(text, at)
+        kind = "response.custom_tool_call_input.done"
+        return [*told, PieceEvent(kind, self._id, at, input=text)]
 
     @override
-    def closing(self, at: int) -> list[PieceEvent]:
-        text = freeform_input("".join(self._pieces))
-        kind, end = "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"
-        delta = [PieceEvent(kind, self._id, at, delta=text)] if text else []
-        return [*delta, PieceEvent(end, self._id, at, input=text)]
+    def _told(self, piece: TextPiece, at: int) -> list[PieceEvent]:
+        return self._delta(piece.text, at) if piece.path == (INPUT,) else []
+
+    def _delta(self, text: str, at: int) -> list[PieceEvent]:
+        kind = "response.custom_tool_call_input.delta"
+        return [PieceEvent(kind, self._id, at, delta=text)] if text else []
+
+    def _text(self) -> str:
+        text = self._texts.text(INPUT)
+        return "".join(self._pieces) if text is None else text
 
 
-class _ClientCall(_Call):
-    """The call of a tool that the client runs, which is known when its arguments are complete."""
+class _ClientCall(_ReadCall):
+    """The call of a tool that the client runs; the item is known when its arguments are."""
 
     def __init__(self, ref: ToolRef, call_id: str) -> None:
         super().__init__(ref, call_id)
@@ -423,14 +492,67 @@ class _ClientCall(_Call):
 
     @override
     def item(self, status: ItemStatus) -> OutputItem:
-        return client_call(self._kind, self._id, status, self._call_id, "".join(self._pieces))
+        arguments = "".join(self._pieces)
+        return client_call(self._kind, self._id, status, self._call_id, arguments, self._texts)
+
+
+class _ShellCall(_ClientCall):
+    """Commands, each told as it is written. Their events do not name the item."""
+
+    def __init__(self, ref: ToolRef, call_id: str) -> None:
+        super().__init__(ref, call_id)
+        self._numbers: dict[Path, int] = {}
 
     @override
-    def add(self, chunk: Chunk, at: int) -> list[PieceEvent]:
-        assert isinstance(chunk, ToolCallDelta)
-        self._pieces.append(chunk.arguments)
-        return []
+    def _told(self, piece: TextPiece, at: int) -> list[PieceEvent]:
+        path, kind = piece.path, _COMMAND
+        if path[:1] != ("commands",) or len(path) != 2:
+            return []
+        if path not in self._numbers:
+            number = self._numbers[path] = len(self._numbers)
+            return [PieceEvent(f"{kind}.added", UNSET, at, command_index=number, command="")]
+        number = self._numbers[path]
+        if piece.is_end:
+            whole = self._texts.text(*path) or ""
+            return [PieceEvent(f"{kind}.done", UNSET, at, command_index=number, command=whole)]
+        return [PieceEvent(f"{kind}.delta", UNSET, at, command_index=number, delta=piece.text)]
+
+
+class _PatchCall(_ClientCall):
+    """A change of one file, which is told once the file is known."""
+
+    def __init__(self, ref: ToolRef, call_id: str) -> None:
+        super().__init__(ref, call_id)
+        self._streams: bool | None = None
+        """The diff is told as it is written, as the file was known when that began."""
+
+    @property
+    @override
+    def is_known(self) -> bool:
+        return is_patch_known(self._texts)
+
+    @override
+    def _told(self, piece: TextPiece, at: int) -> list[PieceEvent]:
+        if piece.path != ("diff",):
+            return []
+        if self._streams is None:
+            self._streams = self._has_diff
+        if not self._streams:
+            return []
+        return self._end(at) if piece.is_end else self._delta(piece.text, at)
 
     @override
     def closing(self, at: int) -> list[PieceEvent]:
-        return []
+        if self._streams or not (self._has_diff and self._texts.is_whole("diff")):
+            return []
+        return [*self._delta(self._texts.text("diff") or "", at), *self._end(at)]
+
+    @property
+    def _has_diff(self) -> bool:
+        return self.is_known and self._texts.text("type") != "delete_file"
+
+    def _delta(self, text: str, at: int) -> list[PieceEvent]:
+        return [PieceEvent(f"{_DIFF}.delta", self._id, at, delta=text)] if text else []
+
+    def _end(self, at: int) -> list[PieceEvent]:
+        return [PieceEvent(f"{_DIFF}.done", self._id, at, diff=self._texts.text("diff") or "")]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+from openai import OpenAI
 from openai.types.responses import Response
 
 from tests.running_server import RunningServer, running
@@ -83,22 +83,52 @@ def test_a_tool_that_the_client_runs_is_called_by_its_own_item_and_answered(
     assert then["usage"]["input_tokens"] > made["usage"]["input_tokens"]
 
 
-def test_a_stream_of_such_a_call_ends_with_the_item_that_is_stored(server: RunningServer) -> None:
-    body = {
-        "model": "hearth-tiny",
-        "input": [USER],
-        "max_output_tokens": 300,
-        "temperature": 0,
-        "stream": True,
-        "tools": [{"type": "shell"}],
-        "tool_choice": {"type": "shell"},
-    }
-    with server.stream("POST", "/v1/responses", json=body) as events:
-        lines = (line[6:] for line in events.iter_lines() if line.startswith("data: "))
-        told = [json.loads(line) for line in lines]
+UNTYPED = {
+    "response.apply_patch_call_operation_diff.delta",
+    "response.apply_patch_call_operation_diff.done",
+}
+"""Events of the vendor's that its Python package has no types for."""
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_the_vendors_client_reads_such_a_call_as_it_is_written(
+    server: RunningServer, kind: str
+) -> None:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    tools: Any = [{"type": kind}]
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": tools}
+    asked: Any = [USER]
+    with client.responses.create(
+        model="hearth-tiny",
+        input=asked,
+        tools=tools,
+        tool_choice=choice,
+        max_output_tokens=300,
+        temperature=0,
+        stream=True,
+    ) as stream:
+        read: list[Any] = list(stream)
+    for event in read:
+        if event.type not in UNTYPED:
+            type(event).model_validate(event.to_dict())
+    told = [event.to_dict() for event in read]
     done = [one["item"] for one in told if one["type"] == "response.output_item.done"]
-    assert done[-1]["type"] == "shell_call"
+    assert done[-1]["type"] == f"{kind}_call"
     assert told[-1]["response"]["output"] == done
+    begun = [one["item"] for one in told if one["type"] == "response.output_item.added"]
+    if kind == "shell":
+        commands = done[-1]["action"]["commands"]
+        assert [joined(told, command_index=i) for i in range(len(commands))] == commands
+        assert [one["command"] for one in told if one["type"].endswith("command.done")] == commands
+    elif kind == "apply_patch":
+        operation = done[-1]["operation"]
+        assert begun[-1]["operation"] == operation | ({"diff": ""} if "diff" in operation else {})
+        assert joined(told, item_id=done[-1]["id"]) == operation.get("diff", "")
+
+
+def joined(told: list[dict[str, Any]], **where: Any) -> str:
+    deltas = (one for one in told if one["type"].endswith(("command.delta", "diff.delta")))
+    return "".join(one["delta"] for one in deltas if where.items() <= one.items())
 
 
 def test_what_a_command_gave_is_read_with_how_it_ended(server: RunningServer) -> None:

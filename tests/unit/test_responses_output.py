@@ -139,7 +139,8 @@ def test_a_custom_call_gives_its_text() -> None:
     assert items == [whole]
     kind = "response.custom_tool_call_input."
     assert events[1:] == [
-        {"type": f"{kind}delta", "output_index": 0, "delta": "a\nb"},
+        {"type": f"{kind}delta", "output_index": 0, "delta": "a\n"},
+        {"type": f"{kind}delta", "output_index": 0, "delta": "b"},
         {"type": f"{kind}done", "output_index": 0, "input": "a\nb"},
         {"type": "response.output_item.done", "output_index": 0, "item": whole},
     ]
