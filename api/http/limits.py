@@ -191,7 +191,8 @@ def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:
         request = msgspec.structs.replace(request, max_tokens=max_tokens)
     if limits.time_s is not None:
         deadline_s = min(request.deadline_s, limits.time_s)
-        request = msgspec.structs.replace(request, deadline_s=deadline_s)
+        idle_s = min(request.idle_s, deadline_s / 2)
+        request = msgspec.structs.replace(request, deadline_s=deadline_s, idle_s=idle_s)
     return request
 
 

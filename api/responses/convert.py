@@ -387,16 +387,17 @@ def _check_window(data: ResponseRequest) -> None:
 
 def _waiting(
     data: ResponseRequest, caller: Caller, settings: Settings
-) -> tuple[Caller, Priority | None, float]:
-    """Who asks, with which priority, and how many seconds it may take. What has hours is answered
-    when nobody else asks; a continuation id names the conversation where nothing else in the
-    request's head does.
+) -> tuple[Caller, Priority | None, float, float]:
+    """Who asks, with which priority, how many seconds it may take, and wait for idle time. What
+    has hours is answered when nobody else asks, and begins while there is time for it; a
+    continuation id names the conversation where nothing else in the request's head does.
     """
     options = data.background_options or BackgroundOptions()
     asker = caller._replace(session=caller.session or options.continuation_id)
     window_s = WINDOWS_S[options.completion_window or "soonest"]
     priority = priority_of(data.priority) or ("background" if window_s else None)
-    return asker, priority, max(settings.deadline_s, window_s)
+    idle_s = 0.0 if data.priority is not None else window_s - min(settings.deadline_s, window_s / 2)
+    return asker, priority, max(settings.deadline_s, window_s), max(0.0, idle_s)
 
 
 def plan_of(
@@ -429,7 +430,7 @@ def plan_of(
     messages = shown_images(messages, spec, settings, unshown)
     constraint = constraint_of(form.type, schema, "text.format", "text.format")
     prompt = _prompt(data, messages, choice, is_over=read.is_over)
-    asker, priority, deadline_s = _waiting(data, caller, settings)
+    asker, priority, deadline_s, idle_s = _waiting(data, caller, settings)
     request = GenerateRequest(
         request_id=request_id,
         model=spec.id,
@@ -444,6 +445,7 @@ def plan_of(
         top_logprobs=_top_logprobs(data),
         ignore_eos=bool(data.ignore_eos),
         deadline_s=deadline_s,
+        idle_s=idle_s,
         cache=_cache(data, asker),
         overflow=OVERFLOWS.get(data.truncation) if data.truncation else None,
     )

@@ -86,6 +86,11 @@ class QueuedRequest:
         self._digest = b""
 
     @property
+    def idle_until_s(self) -> float:
+        """It waits until then at the latest for a time when nobody else is served."""
+        return self.since_s + (self.generation.request.idle_s if self.generation else 0.0)
+
+    @property
     def tenant(self) -> str:
         """Whose it is; a wish is the operator's."""
         return self.generation.request.cache.tenant if self.generation is not None else ""
@@ -122,6 +127,12 @@ class QueuedRequest:
 def content_digest(request: GenerateRequest) -> bytes:
     """16 bytes that stand for what is asked, whoever asks it and when."""
     asked = msgspec.structs.replace(
-        request, request_id="", deadline_s=0.0, client="", priority=None, keep_alive_s=None
+        request,
+        request_id="",
+        deadline_s=0.0,
+        idle_s=0.0,
+        client="",
+        priority=None,
+        keep_alive_s=None,
     )
     return blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from runtime.types import Priority
@@ -27,6 +27,12 @@ class Waiter(Protocol):
 
     @property
     def until_s(self) -> float: ...
+
+    @property
+    def idle_until_s(self) -> float: ...
+
+    @property
+    def yields(self) -> bool: ...
 
 
 W = TypeVar("W", bound=Waiter)
@@ -79,14 +85,25 @@ class RequestQueue(Generic[W]):
     def num_of(self, model: str) -> int:
         return sum(one.model == model for one in self._waiters.values())
 
-    def models(self) -> frozenset[str]:
-        """The models that are waited for."""
-        return frozenset(one.model for one in self._waiters.values())
+    def due(self, running: Iterable[Waiter], now_s: float) -> list[W]:
+        """What may be served now. Who waits for idle time lets everybody else be served first,
+        until that time is over; what only warms the cache is nobody else.
+        """
+        everybody = (*self._waiters.values(), *running)
+        is_idle = all(one.yields or _is_patient(one) for one in everybody)
+        return [one for one in self._waiters.values() if is_idle or one.idle_until_s <= now_s]
 
-    def due_s(self) -> float | None:
-        """When the first of them will have waited for too long."""
-        return min((one.until_s for one in self._waiters.values()), default=None)
+    def due_s(self, now_s: float) -> float | None:
+        """When the first of them will have waited for too long, or for idle time long enough."""
+        times = [one.until_s for one in self._waiters.values()]
+        times += [one.idle_until_s for one in self._waiters.values() if one.idle_until_s > now_s]
+        return min(times, default=None)
 
     def in_order(self) -> list[W]:
         """Best class first, inside a class who came first."""
         return sorted(self._waiters.values(), key=lambda one: (_RANKS[one.priority], one.since_s))
+
+
+def _is_patient(one: Waiter) -> bool:
+    """It waits, or waited, for idle time."""
+    return one.idle_until_s > one.since_s

@@ -116,7 +116,7 @@ class RequestScheduler:
     @property
     def awaited(self) -> frozenset[str]:
         """The models that something waits for."""
-        return self._queue.models()
+        return frozenset(call.model for call in self._due(self._clock()))
 
     def num_waiting(self, spec: ModelSpec) -> int:
         return sum(call.name == spec.id for call in self._queue.of(spec.engine))
@@ -155,7 +155,7 @@ class RequestScheduler:
         False when it is not wanted now. Raises as `submit`.
         """
         actor = self.actor(call.model)
-        if actor.state not in LOADED or self._queue.models() - {call.model}:
+        if actor.state not in LOADED or self.awaited - {call.model}:
             return False
         self.submit(call)
         if call.request_id in self._queue:
@@ -282,7 +282,7 @@ class RequestScheduler:
         if self.is_stopping:
             self._effects.wake_at(self._next_due_s(None))
             return
-        self._tell_who_is_wanted(self._queue.models(), now_s)
+        self._tell_who_is_wanted(self.awaited, now_s)
         steps = self._plan(now_s)
         self._carry_out(steps, now_s)
         _tell_phases(self._queue.in_order(), self.actors)
@@ -302,10 +302,16 @@ class RequestScheduler:
 
     def _plan(self, now_s: float) -> SwapPlan:
         actors = self.actors.values()
-        waiting = [call for call in self._queue if self.actors[call.model].state not in FAILED]
+        due = self._due(now_s)
+        waiting = [call for call in due if self.actors[call.model].state not in FAILED]
         if not waiting:
             return SwapPlan()
         return plan(swap_state_of(waiting, actors, self._memory, now_s), self._rules.terms)
+
+    def _due(self, now_s: float) -> list[QueuedRequest]:
+        """What waits and may be served now."""
+        actors = self.actors.values()
+        return self._queue.due((call for one in actors for call in one.running.values()), now_s)
 
     def _carry_out(self, steps: SwapPlan, now_s: float) -> None:
         for actor in self.actors.values():
@@ -343,7 +349,7 @@ class RequestScheduler:
             actor.grant(call, now_s)
 
     def _next_due_s(self, wake_s: float | None) -> float | None:
-        times = [self._queue.due_s(), wake_s]
+        times = [self._queue.due_s(self._clock()), wake_s]
         for actor in self.actors.values():
             times += [actor.due_s, None if self._queue.num_of(actor.model) else actor.expires_s]
         return min((time for time in times if time is not None), default=None)

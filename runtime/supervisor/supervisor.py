@@ -376,5 +376,6 @@ def _generation(
     generation = Generation(request, scheduler)
     generation.received = received
     priority = request.priority or "default"
-    call = call_of(spec, generation, request.request_id, priority, settings.max_wait_s)
+    max_wait_s = request.idle_s + settings.max_wait_s
+    call = call_of(spec, generation, request.request_id, priority, max_wait_s)
     return generation, call

@@ -12,7 +12,7 @@ from typing import Any
 from runtime.cache.history import LOCK
 from store import ownership
 from tests.integration.test_http_errors import error_in
-from tests.running_server import RunningServer, running
+from tests.running_server import COMPLETIONS, RunningServer, running, streaming
 from tests.waiting import until
 
 RESPONSES = "/v1/responses"
@@ -147,6 +147,23 @@ async def test_a_stream_is_cancelled_from_elsewhere(server: RunningServer) -> No
                 assert cancelled.json()["status"] == "cancelled"
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["status"] == "cancelled"
+
+
+async def test_what_has_hours_waits_while_others_are_answered_and_then_begins(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    patient = {"background": True, "background_options": {"completion_window": "8h"}}
+    endless = {"model": "tiny", "prompt": "the fox", "ignore_eos": True, "max_tokens": 1500}
+    with running(tmp_path, config=config_of(models_dir)) as server:
+        async with streaming(server, COMPLETIONS, endless) as other:
+            await other.next_event()
+            os.kill(server.worker_pid(), signal.SIGSTOP)  # the other one is not over before this is
+            waiting = await asyncio.to_thread(made, server, **patient)
+            (loaded,) = server.get("/running").json()["models"]
+            os.kill(server.worker_pid(), signal.SIGCONT)
+            assert (loaded["num_running"], loaded["num_waiting"]) == (1, 1)
+        where = f"{RESPONSES}/{waiting['id']}"
+        await until(lambda: server.get(where).json()["status"] == "incomplete", "it is answered")
 
 
 # What is waited for

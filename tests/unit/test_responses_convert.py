@@ -400,11 +400,14 @@ def test_pictures_are_refused_where_they_stand() -> None:
 def test_what_has_hours_waits_for_idle_time_and_for_no_longer_than_it_has() -> None:
     window = {"completion_window": "8h"}
     asked = plan(background=True, background_options=window).request
-    assert (asked.priority, asked.deadline_s) == ("background", 28_800.0)
+    assert (asked.priority, asked.deadline_s, asked.idle_s) == ("background", 28_800.0, 28_200.0)
+    shorter = plan(background=True, background_options={"completion_window": "2h"}).request
+    assert (shorter.deadline_s, shorter.idle_s) == (7200.0, 6600.0)
     own = plan(background=True, background_options=window, priority="default").request
-    assert own.priority == "default"
+    assert (own.priority, own.idle_s) == ("default", 0.0)
     soon = plan(background_options={"completion_window": "soonest"}).request
     assert (soon.priority, soon.deadline_s) == (None, plan().request.deadline_s)
+    assert soon.idle_s == plan().request.idle_s == 0.0
 
 
 @pytest.mark.parametrize("more", [{}, {"background": True, "stream": True}])
