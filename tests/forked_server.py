@@ -22,6 +22,12 @@ from typing import IO
 from tests import forked_worker
 from tests.forking import FROZEN, Nursery, fork, orders, status_of, wait_for_an_order
 
+_MODULES = (
+    *("api.app", "api.serve", "api.cli.serve", "api.cli.cache"),
+    *("alembic.command", "alembic.context", "anyio._backends._asyncio"),
+)
+"""What a server imports, and what it waits with until it makes databases and is first asked."""
+
 
 class ForkedProcess:
     """What the tests use of `subprocess.Popen`, for a process whose parent is the nursery."""
@@ -118,7 +124,7 @@ def _ready() -> str:
 def _main() -> None:
     wait_for_an_order(int(sys.argv[1]))
     program = importlib.import_module("api.__main__")
-    for name in ("api.app", "api.cli.serve", "api.cli.cache"):
+    for name in _MODULES:
         importlib.import_module(name)
     listener_fd, workers = sys.argv[1:]
     forked_worker.fork_workers(workers)
