@@ -54,8 +54,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningServer]:
-    """One that waits a second for the rest of a request: others may be late on a busy machine."""
-    config = "send_timeout_s = 1\n" + CONFIG
+    """One that waits a second for the rest of a request and not at all for its history: others may
+    be late on a busy machine.
+    """
+    config = f"send_timeout_s = 1\n{CONFIG}[limits.history]\ntime_s = 1e-6\n"
     with running(tmp_path_factory.mktemp("impatient"), config=config) as server:
         yield server
 
@@ -205,18 +207,18 @@ def test_signing_in_takes_a_form_of_our_own_page(server: RunningServer):
     assert session.partition("=")[2] not in server.stderr
 
 
-def test_guessing_closes_the_door_to_unknown_keys(tmp_path: Path):
-    with running(tmp_path, config=CONFIG) as server:
-        keyed = {"x-api-key": KEY}
-        assert ask(server, "/v1/models", **keyed).status_code == 200
-        codes = [ask(server, "/v1/models", **{"x-api-key": f"{n}"}).status_code for n in range(60)]
-        assert codes[:20] == [401] * 20
-        assert codes[-1] == 429
-        own = {"origin": server.url}
-        answer = server.request("POST", "/sign-in", data={"key": ADMIN}, headers=own)
-        assert answer.status_code == 429
-        assert int(answer.headers["retry-after"]) >= 1
-        assert ask(server, "/v1/models", **keyed).status_code == 200, "it was right before"
+def test_guessing_closes_the_door_to_unknown_keys(impatient: RunningServer):
+    """Nobody else comes to that server with a key that it does not know."""
+    keyed = {"x-api-key": KEY}
+    assert ask(impatient, "/v1/models", **keyed).status_code == 200
+    codes = [ask(impatient, "/v1/models", **{"x-api-key": f"{n}"}).status_code for n in range(60)]
+    assert codes[:20] == [401] * 20
+    assert codes[-1] == 429
+    own = {"origin": impatient.url}
+    answer = impatient.request("POST", "/sign-in", data={"key": ADMIN}, headers=own)
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert ask(impatient, "/v1/models", **keyed).status_code == 200, "it was right before"
 
 
 def test_the_operators_own_programs_find_a_key_that_only_they_can_read(server: RunningServer):
@@ -451,17 +453,16 @@ def test_bodies_are_held_to_the_bytes_and_levels_of_their_route(server: RunningS
 
 
 def test_what_takes_longer_than_its_route_may_is_ended_in_the_words_of_the_protocol(
-    tmp_path: Path,
+    impatient: RunningServer,
 ):
-    config = "preload = []\nprewarm = false\n[limits.history]\ntime_s = 1e-6"
-    with running(tmp_path, config=config) as server:
-        for headers in ({}, {"anthropic-version": "2023-06-01"}):
-            for path in ("/v1/agents", "/v1/responses/resp_none"):
-                answer = ask(server, path, **headers)
-                assert (answer.status_code, code_in(answer)) == (504, "time_limit"), path
-                kind = answer.json()["error"]["type"]
-                assert kind == ("timeout_error" if headers else "server_error")
-        assert ask(server, "/v1/models").status_code == 200
+    keyed = {"x-api-key": KEY}
+    for headers in ({}, {"anthropic-version": "2023-06-01"}):
+        for path in ("/v1/agents", "/v1/responses/resp_none"):
+            answer = ask(impatient, path, **keyed, **headers)
+            assert (answer.status_code, code_in(answer)) == (504, "time_limit"), path
+            kind = answer.json()["error"]["type"]
+            assert kind == ("timeout_error" if headers else "server_error")
+    assert ask(impatient, "/v1/models", **keyed).status_code == 200
 
 
 def read_all(connection: socket.socket) -> bytes:

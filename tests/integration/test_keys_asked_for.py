@@ -209,7 +209,11 @@ def test_the_documented_routes_are_all_that_a_server_has(servers: Callable[[str]
     assert documented.keys() <= known
 
 
-@pytest.mark.parametrize(("keys", "asked_with", "area", "cell"), CELLS)
+@pytest.mark.parametrize(
+    ("keys", "asked_with", "area", "cell"),
+    CELLS,
+    ids=["-".join(re.findall(r"\w+", " ".join(cell))) for cell in CELLS],
+)
 def test_a_cell_is_what_a_server_does(
     keys: str, asked_with: str, area: str, cell: str, servers: Callable[[str], list[Asked]]
 ):

@@ -51,7 +51,11 @@ def ends_of(*texts: str) -> list[str]:
     return [one[-20:] for one in texts]
 
 
-@pytest.mark.parametrize("how", ["by its session id", "by its listed id", "without a session id"])
+@pytest.mark.parametrize(
+    "how",
+    ["by its session id", "by its listed id", "without a session id"],
+    ids=["session", "listed", "unnamed"],
+)
 async def test_a_system_prompt_that_was_learned_goes_with_all_that_said_it(
     tmp_path: Path, models_dir: Path, how: str
 ):
