@@ -25,7 +25,7 @@ from runtime.keys import read_admin_token
 from tests import forked_server
 from tests.forked_server import ForkedProcess, can_fork
 from tests.forked_worker import SLOW_LOADS
-from tests.waiting import until
+from tests.waiting import pause, until
 
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
@@ -79,9 +79,10 @@ class RunningServer:
         assert self.ready_line, f"no ready line within {timeout_s:g} s:\n{self.stderr}"
         while (answer := self._readiness()).status_code != 200:
             assert time.monotonic() < due_s, f"{answer.text}\n{self.stderr}"
+            pause()
         due_s = min(due_s, time.monotonic() + STORE_S)
         while self._readiness().json()["cache"] == "opening" and time.monotonic() < due_s:
-            pass
+            pause()
 
     def _readiness(self) -> httpx.Response:
         """As the operator of this home is told it, where there are keys."""
@@ -94,6 +95,7 @@ class RunningServer:
         deadline_s = time.monotonic() + timeout_s
         while (cache := self._readiness().json()["cache"]) != "ok":
             assert time.monotonic() < deadline_s, f"cache: {cache}\n{self.stderr}"
+            pause()
 
     def close(self) -> None:
         self._http.close()

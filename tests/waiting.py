@@ -5,6 +5,12 @@ import time
 from collections.abc import Callable
 
 _PERIOD_S = 0.005
+_ASKING_PERIOD_S = 0.02
+
+
+def pause() -> None:
+    """Let a server get on before it is asked again, where no loop runs."""
+    time.sleep(_ASKING_PERIOD_S)
 
 
 async def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:

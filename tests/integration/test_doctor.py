@@ -26,17 +26,21 @@ def examined(
     home: Path, *words: str, port: int | None = None, before: Callable[[], None] | None = None
 ) -> tuple[int, dict[str, Any]]:
     """Its exit code and findings by subject, in a process of its own that `before` prepares."""
-    variables = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port or free_port())}
-    done = subprocess.run(
-        [sys.executable, "-m", "api", "doctor", "--json", *words],
-        env=environment(variables | {"HOME": str(home)}),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=before,
-        timeout=60,
-        check=False,
-    )
+    port = port or free_port()
+    variables = {"HEARTH_HOME": str(home), "HEARTH_PORT": str(port), "HOME": str(home)}
+    if before is None:
+        done = hearth("doctor", "--json", *words, **variables)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-m", "api", "doctor", "--json", *words],
+            env=environment(variables),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            preexec_fn=before,
+            timeout=60,
+            check=False,
+        )
     assert done.stdout, done.stderr
     return done.returncode, {one["subject"]: one for one in json.loads(done.stdout)}
 
@@ -133,7 +137,11 @@ def test_a_cold_store_that_cannot_be_used_is_a_finding(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         code, found = examined(home, "--cold-store", named)
     assert (code, "cold_store" in found["Cold store"]["remedy"]) == (1, True)
-    assert examined(home, "--cold-store", str(home / "cold"))[1]["Cold store"]["remedy"] is None
+
+
+def test_a_cold_store_that_can_be_used_is_none(home: Path):
+    _, found = examined(home, "--cold-store", str(home / "cold"))
+    assert found["Cold store"]["remedy"] is None
 
 
 def test_a_cold_store_of_another_home_is_a_finding_until_it_is_taken(home: Path):

@@ -1,5 +1,11 @@
 """The tiers over a real model and a real store: what is damaged, late, gone, private or doubled."""
 
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -80,6 +86,12 @@ class Long:
         self.known = session.publish()
         self.next_turn = [*self.ids, *SAID, *NEXT]
 
+    def copied(self, root: Path) -> Long:
+        """The same in a directory of its own, where it can be damaged."""
+        other = copy.copy(self)
+        other.root = shutil.copytree(self.root, root)
+        return other
+
     def session(self) -> Session:
         session = Session(self.model, self.root)
         session.tiers.learn(self.known)
@@ -96,11 +108,17 @@ class Long:
         spoil(path, contents.payload_start + entry.start + (position - slot.start) * row_bytes)
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Callable[[LoadedModel], Long]:
+    """Of a model; computed once."""
+    return functools.cache(lambda model: Long(model, tmp_path_factory.mktemp("long")))
+
+
 @pytest.mark.parametrize("at", [300, 9])
 def test_a_slot_whose_header_is_damaged_is_a_miss_and_what_follows_it_is_used(
-    model: LoadedModel, tmp_path: Path, at: int
+    long: Callable[[LoadedModel], Long], model: LoadedModel, tmp_path: Path, at: int
 ):
-    stored = Long(model, tmp_path)
+    stored = long(model).copied(tmp_path / "store")
     spoil(slot_path(stored.root, stored.known[0].id), at)
     session = stored.session()
     cursor = check_right(session, stored.next_turn)
@@ -116,9 +134,13 @@ def test_a_slot_whose_header_is_damaged_is_a_miss_and_what_follows_it_is_used(
 @pytest.mark.parametrize("tensor", ["tokens", "kv.0", "kv.1"])
 @pytest.mark.parametrize("positions", [(0,), (2047,), (1000,), (3, 500, 501, 2000)])
 def test_damage_costs_the_blocks_that_it_is_in(
-    dense: LoadedModel, tmp_path: Path, positions: tuple[int, ...], tensor: str
+    long: Callable[[LoadedModel], Long],
+    dense: LoadedModel,
+    tmp_path: Path,
+    positions: tuple[int, ...],
+    tensor: str,
 ):
-    stored = Long(dense, tmp_path)
+    stored = long(dense).copied(tmp_path / "store")
     for position in positions:
         stored.spoil(0, position, tensor)
     blocks = {position // BLOCK_TOKENS for position in positions}
@@ -134,9 +156,11 @@ def test_damage_costs_the_blocks_that_it_is_in(
     assert reused(check_right(session, [*stored.next_turn, 5]))[0] == 2549
 
 
-def test_a_damaged_state_costs_the_state(hybrid: LoadedModel, tmp_path: Path):
-    stored = Long(hybrid, tmp_path)
-    spoil(slot_path(tmp_path, stored.known[2].id), -1)
+def test_a_damaged_state_costs_the_state(
+    long: Callable[[LoadedModel], Long], hybrid: LoadedModel, tmp_path: Path
+):
+    stored = long(hybrid).copied(tmp_path / "store")
+    spoil(slot_path(stored.root, stored.known[2].id), -1)
     session = stored.session()
     assert reused(check_right(session, stored.next_turn))[0] == 2499
     (report,) = [one for one in session.reports if isinstance(one, SlotBad)]
