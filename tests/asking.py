@@ -36,6 +36,8 @@ from runtime.types import (
 
 GREEDY = SamplingParams(temperature=0.0)
 PATIENCE_S = 60.0
+PROBED_S = 90.0
+"""A store that failed is tried again a minute later at most."""
 
 _numbers = itertools.count()
 

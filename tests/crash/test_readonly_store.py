@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.types import TokenPrompt
-from tests.asking import ask, supervising_with_store
+from tests.asking import PROBED_S, ask, supervising_with_store
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -66,7 +66,7 @@ async def test_a_store_that_becomes_read_only_and_writable_again(tmp_path: Path,
         again = await ask(supervisor, prompt(2), max_tokens=2)
         assert again.finished.usage.cache.tier == "hot"
         allow_writing(root)
-        await until(lambda: kv.status.state == "ok", "it is tried again", 30)
+        await until(lambda: kv.status.state == "ok", "it is tried again", PROBED_S)
     async with supervising_with_store(tmp_path, **settings) as (supervisor, kv):
         back = await ask(supervisor, prompt(1), max_tokens=2)
         assert back.finished.usage.cache.num_tokens == NUM_TOKENS - 1

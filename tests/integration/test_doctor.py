@@ -38,7 +38,7 @@ def examined(
             capture_output=True,
             text=True,
             preexec_fn=before,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert done.stdout, done.stderr

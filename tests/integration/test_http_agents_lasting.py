@@ -46,7 +46,7 @@ async def test_an_agent_whose_kv_lies_in_the_cold_store_is_cold_until_it_is_aske
         await until(lambda: agent.view()["tokens"] > 0, "the turn is on disk")
     with running(tmp_path / "home", config=config) as server:
         agent = agent.on(server)
-        await until(lambda: agent.view()["status"] == "cold", "it moved", timeout_s=30)
+        await until(lambda: agent.view()["status"] == "cold", "it moved", timeout_s=90)
         answer = agent.say()
         assert CODE in answer.text
         assert answer.num_cached_tokens >= before.num_prompt_tokens - SLACK

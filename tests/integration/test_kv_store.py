@@ -31,7 +31,7 @@ from runtime.supervisor.placement import Profile
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from store.disk import disk_bytes
-from tests.asking import PATIENCE_S, ask, supervising_with_store, worker_of
+from tests.asking import PATIENCE_S, PROBED_S, ask, supervising_with_store, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -155,7 +155,7 @@ async def test_a_worker_that_cannot_write_is_no_healthy_store_however_often_it_i
             assert kv.status.state == "degraded"
         assert not [log for log in logs if log["event"] == "store_works_again"]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (UNLIMITED, UNLIMITED))
-        await until(lambda: kv.status.state == "ok", "it works again", 60)
+        await until(lambda: kv.status.state == "ok", "it works again", PROBED_S)
         # What could not be written is, though nobody asks for anything.
         await until(lambda: stored_tokens(store) >= 2 * NUM_TOKENS, "both prompts are saved")
 
@@ -167,7 +167,7 @@ async def test_a_store_that_cannot_be_opened_is_used_once_it_can(home: Path):
         assert (await reused(supervisor, prompt(1))).tier == "hot"
         assert kv.status.state == "degraded"
         (home / "kv").unlink()
-        await until(lambda: kv.status.state == "ok", "it is opened after all", 20)
+        await until(lambda: kv.status.state == "ok", "it is opened after all", PROBED_S)
         await saved(kv)
         assert (await reused(supervisor, prompt(1))).tier == "hot"
 
@@ -182,7 +182,7 @@ async def test_slots_cannot_be_written(home: Path):
         await until(lambda: kv.status.state == "degraded", "it is noticed")
         (home / "kv" / "slots").unlink()
         (home / "kv" / "aside").rename(home / "kv" / "slots")
-        await until(lambda: kv.status.state == "ok", "it is tried again", 20)
+        await until(lambda: kv.status.state == "ok", "it is tried again", PROBED_S)
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "missing"])
