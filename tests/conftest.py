@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -43,16 +43,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tx = [f"popen//python={forked_tester.python()}" for _ in config.option.tx]
 
 
-def pytest_collection() -> None:
-    """Nothing of what is collected is garbage, and looking for some takes a quarter of the time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among modules and tests: they stay to the end, and no test has to go
+    through them either.
+    """
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """No test has to go through the modules and tests that are there to the end."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
