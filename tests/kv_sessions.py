@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import Caches, TierState

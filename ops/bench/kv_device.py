@@ -25,7 +25,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
 from ops.bench.files import forget_pages, read, write
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import TierState

@@ -26,7 +26,7 @@ import msgspec
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ops.bench.kv_device import Store
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import TierState

@@ -25,7 +25,7 @@ from api.bench.machine import Environment, environment
 from ops.bench.processes import worker_environment
 from ops.bench.random_models import write_eight
 from runtime.embedded import HEARTH_TINY
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
 from runtime.slot_events import Attach, SliceLearned

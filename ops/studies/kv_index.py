@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from migrations.run import upgrade
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.prefix_tree import PrefixTree, Run, run_of
 from store.database import Database
 from store.index import SlotIndex

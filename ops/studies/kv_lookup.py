@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from runtime.kv.blocks import HashChain, pack_ids
+from store.block_names import HashChain, pack_ids
 from runtime.kv.prefix_tree import PrefixTree, Run, num_common, path_to, run_of
 
 RUN_TOKENS = 2048

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.deletions import Recognised
 from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.prefix_tree import num_common
 from runtime.slot_events import Forget
 from store.keyed_names import NOBODY, Asker, Chain

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.kv import eviction
-from runtime.kv.blocks import HASH_BYTES, HashChain
+from store.block_names import HASH_BYTES, HashChain
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import PrefixTree, Run, path_to, renamed
 from store.keyed_names import NOBODY, Asker

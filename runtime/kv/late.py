@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.commit import Committer
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.prefix_tree import Run, path_to

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from store.keyed_names import Whom
 from store.types import LostRow, PrefixPiece

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from store.types import MediaSpan, part_hashes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.deletions import Deletions, goes_through
 from runtime.kv.hot import HotTier

@@ -3,7 +3,7 @@
 A *prefix* is all tokens from the beginning of a prompt up to some position. The KV of a token
 depends on the prefix that ends with it and on nothing else, so equal prefixes have equal KV. Tokens
 are taken in *blocks*; a block's hash covers its own tokens and the hash of the block before it
-(`runtime.kv.blocks`), and so it names the prefix that ends with the block.
+(`store.block_names`), and so it names the prefix that ends with the block.
 
 Everything follows from that:
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 
 
 @dataclass

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from msgspec import structs
 
-from runtime.kv.blocks import HASH_BYTES
+from store.block_names import HASH_BYTES
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.hints import heed, heed_between

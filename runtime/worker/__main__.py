@@ -22,7 +22,7 @@ import mlx.core as mx
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestRejected
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
 from runtime.kv.room import AskedRoom

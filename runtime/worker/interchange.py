@@ -24,7 +24,7 @@ import mlx.core as mx
 import msgspec
 
 from runtime.kv import layers, mlx_lm_file, pack
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.commit import RUN_TOKENS
 from runtime.kv.layers import KvLayout, UnsupportedCache
 from runtime.kv.writer import Packed, WriteJob

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 from runtime.kv import layers, pack
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.layers import State, UnsupportedCache
 from runtime.kv.pack import RunKv

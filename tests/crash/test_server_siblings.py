@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.kv.blocks import BLOCK_TOKENS
+from store.block_names import BLOCK_TOKENS
 from tests.conversation import CODE, QUESTION
 from tests.crash.server_store import check_store, stored_tokens
 from tests.running_server import CHAT, RunningServer, running

@@ -12,7 +12,7 @@ import pytest
 from runtime.cache.owned import OpenStore
 from runtime.cache.service import KvStore
 from runtime.cache.store_opening import open_store
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.slot_events import AllSlotsTold, Attach, HotBudget, PinWanted, Slots
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheUse, GenerateRequest, TokenPrompt

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kv.blocks import BLOCK_TOKENS, HashChain, pack_ids
+from store.block_names import BLOCK_TOKENS, HashChain, pack_ids
 
 SECRET, MODEL = b"s" * 32, b"m" * 32
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from runtime.cache.deletion_log import DeletionLog
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.deletions import Deletions, Recognised, goes_through, may_go_through
 from runtime.slot_events import Forget
 from store.keyed_names import Asker, Chain, Whom, conversation_key

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.hot import MAX_ASKERS, Held, HotTier
 from runtime.kv.layers import State
 from runtime.kv.pack import RunKv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.media import (
     Medium,
     around,

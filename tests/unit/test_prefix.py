@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.kv.blocks import HashChain
+from store.block_names import HashChain
 from runtime.kv.prefix_tree import PrefixTree, Run, num_common, part_of, path_to, run_of
 
 SIZE = 4

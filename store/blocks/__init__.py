@@ -1,0 +1,17 @@
+"""The store of KV by its theory: blocks, and heads that go through them (docs/decisions/0075).
+
+A *block* is the KV of 256 tokens of one sequence under a name that covers all tokens up to its end,
+the model and the tenant; on disk it is a *slot*, one immutable file of that name. A *head* is a
+conversation as it stood when a turn ended, one small file. A block stays for as long as a head goes
+through it, or until room is needed.
+
+Five invariants, which every function here keeps:
+
+1. A slot is never wrong: it is whole and as it was written, or it is a miss.
+2. A head is there from the one rename that publishes it until the one unlink that removes it.
+3. What is removed is removed heads first: a slot without a head is garbage that the next start
+   removes, and a head without a slot is a miss.
+4. Who has the same content writes the same file: nobody asks who wrote it.
+5. A deletion has a number. A head whose request came before it, and which is of what was deleted,
+   is turned away.
+"""

@@ -1,0 +1,101 @@
+"""A head on disk: a conversation as it stood when a turn ended, in one small file."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from store.block_names import pack_ids
+from store.blocks.kv_file import Tensor, open_file, write
+from store.blocks.slots import TOKENS
+from store.errors import SlotDamaged
+
+HEAD = "hearth-head/1"
+
+
+class Owner(NamedTuple):
+    """Whose a head is: the name under which the model was asked, the session, and what names of its
+    tenant's blocks begin with. All three are keyed hashes; without a session it is empty.
+    """
+
+    asked: bytes
+    session: bytes
+    root: bytes
+
+
+class Turn(NamedTuple):
+    """A turn of ours ends after so many tokens. `digest` names the conversation up to there as its
+    client sends it: who comes back with that is read these very tokens.
+    """
+
+    digest: bytes
+    end: int
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What a head says of itself, without its tokens and KV.
+
+    `continues` names the tokens it goes on from (`HashChain.end_hash`): the head of its owner that
+    ends there is replaced by it. `ttl_s` is None for ever, else seconds after the last use.
+    """
+
+    id: str
+    model: bytes
+    owner: Owner
+    num_tokens: int
+    continues: bytes = b""
+    turns: tuple[Turn, ...] = ()
+    ttl_s: float | None = None
+    is_pinned: bool = False
+
+
+class HeadFile(NamedTuple):
+    """A head that was read, without what comes behind its last whole block."""
+
+    head: Head
+    token_ids: array[int]
+
+
+def write_head(
+    path: Path, head: Head, token_ids: Sequence[int], tensors: Sequence[Tensor] = ()
+) -> int:
+    """Make the file of a head at `path`; its bytes.
+
+    `tensors` are the KV behind its last whole block, and the states at its end.
+
+    Raises:
+        StoreFull, StoreFailed: the system has no room, or refuses.
+    """
+    ids = Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
+    return write(path, HEAD, msgspec.json.encode(head), [ids, *tensors])
+
+
+def read_head(path: Path) -> HeadFile:
+    """A head and its tokens.
+
+    Raises:
+        SlotMissing, SlotForeign, SlotDamaged, StoreFailed: as `kv_file.open_file`.
+    """
+    with open_file(path, HEAD) as file:
+        try:
+            head = msgspec.json.decode(file.front.about, type=Head)
+        except msgspec.MsgspecError as error:
+            raise SlotDamaged("it does not say of what it is") from error
+        data = b"".join(one.data for one in file.read({TOKENS}))
+    token_ids = array("I", data)
+    if len(token_ids) != head.num_tokens:
+        raise SlotDamaged(f"{len(token_ids)} tokens instead of {head.num_tokens}")
+    return HeadFile(head, token_ids)
+
+
+def read_end(path: Path) -> list[Tensor]:
+    """The KV behind the last whole block of a head, and the states at its end.
+
+    Raises as `read_head`.
+    """
+    with open_file(path, HEAD) as file:
+        return [one for one in file.read() if one.name != TOKENS]

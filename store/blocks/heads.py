@@ -1,0 +1,289 @@
+"""Heads, and through them which slots stay. One process has them: the server.
+
+A worker stages a head when a turn ends; here it is published or turned away, in one rename. A
+deletion removes heads, then the slots that no head goes through, and gives their names, which
+workers are told to drop. It has a number: a head whose request came before it, and which is of what
+was deleted, is turned away when it comes. Without a session id a head is of a deleted one if it
+shares more with that than that shared with any other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from store.block_names import HashChain
+from store.blocks.head_file import Head, Owner, Turn, read_end, read_head, write_head
+from store.blocks.slots import BlockKey, Slots, nothing
+from store.disk import make_directory, reported, sync_directories
+from store.errors import SlotDamaged, SlotForeign, SlotMissing
+from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, temp_name
+
+
+class Whom(NamedTuple):
+    """Which heads are meant: those of a session, of a model's name, of both, or all."""
+
+    asked: bytes | None = None
+    session: bytes | None = None
+
+    def means(self, owner: Owner) -> bool:
+        """Whether a head of this owner is meant."""
+        is_asked = self.asked is None or owner.asked == self.asked
+        return is_asked and (self.session is None or owner.session == self.session)
+
+
+class Deletion(NamedTuple):
+    """What was deleted: `whom`, or a head of `owner` that has no session, by its tokens, of which
+    others have the first `num_shared` as well.
+    """
+
+    number: int
+    whom: Whom | None
+    owner: Owner = Owner(b"", b"", b"")
+    token_ids: Sequence[int] = ()
+    num_shared: int = 0
+
+    def means(self, head: Head, token_ids: Sequence[int]) -> bool:
+        """Whether this head is of what was deleted."""
+        if self.whom is not None:
+            return self.whom.means(head.owner)
+        return head.owner == self.owner and num_common(self.token_ids, token_ids) > self.num_shared
+
+
+class KnownHead(NamedTuple):
+    """A published head, the blocks that it goes through from the first on, and the name of its end.
+    When it was used last is the time of its file.
+    """
+
+    head: Head
+    blocks: tuple[BlockKey, ...]
+    end: bytes
+    last_used_s: float
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together."""
+    least = min(len(one), len(other))
+    return next((n for n in range(least) if one[n] != other[n]), least)
+
+
+class Heads:
+    """All heads below `folder`, and how many of them go through each block.
+
+    `chain_of` gives the names of a model's blocks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        slots: Slots,
+        chain_of: Callable[[bytes], HashChain],
+        before_change: Callable[[], None] = nothing,
+    ) -> None:
+        self._folder = folder
+        self._slots = slots
+        self._chain_of = chain_of
+        self._before_change = before_change
+        self.known: dict[str, KnownHead] = {}
+        self.num_through: Counter[BlockKey] = Counter()
+        """How many heads go through each block."""
+        self.number = 0
+        """That of the last deletion."""
+        self._ends: dict[tuple[Owner, bytes], str] = {}
+        self._deletions: list[Deletion] = []
+        make_directory(folder)
+        self._recover()
+
+    # Turns
+
+    def staging_path(self) -> Path:
+        """Where a head is made before it is published."""
+        return self._folder / temp_name(uuid4().hex)
+
+    def publish(self, staged: Path, received: int) -> KnownHead | None:
+        """Have the head of a turn that ended, or None where it is of what was deleted since.
+
+        Its request came when the last deletion had the number `received`. It replaces the head of
+        its owner that it goes on from.
+
+        Raises:
+            SlotMissing, SlotDamaged: it is not as it was staged; then it is gone.
+            StoreFailed: the system refuses.
+        """
+        try:
+            head, token_ids = read_head(staged)
+        except SlotDamaged:
+            staged.unlink(missing_ok=True)
+            raise
+        if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
+            staged.unlink()
+            self._drop(self._blocks_of(head, token_ids))
+            return None
+        self._put(staged, self._path(head.id))
+        before = self._ends.get((head.owner, head.continues))
+        known = self._learn(head, token_ids, self._path(head.id).stat().st_mtime)
+        if before is not None and before != head.id:
+            self._forget([before])
+        return known
+
+    def settle(self, oldest_received: int) -> None:
+        """No request is open any more that came before the deletion after this one."""
+        self._deletions = [one for one in self._deletions if one.number > oldest_received]
+
+    def touch(self, head_id: str, now_s: float) -> None:
+        """It was used. Raises StoreFailed."""
+        path = self._path(head_id)
+        with reported(path):
+            os.utime(path, (now_s, now_s))
+        self.known[head_id] = self.known[head_id]._replace(last_used_s=now_s)
+
+    def fork(self, head_id: str, session: bytes, end: int) -> KnownHead:
+        """A head of another session that has the first `end` tokens of this one.
+
+        Raises:
+            SlotMissing, SlotDamaged, StoreFailed: the head cannot be read, or not be written.
+        """
+        head, token_ids = read_head(self._path(head_id))
+        tensors = read_end(self._path(head_id)) if end == head.num_tokens else []
+        copy = msgspec.structs.replace(
+            head,
+            id=uuid4().hex,
+            owner=head.owner._replace(session=session),
+            num_tokens=end,
+            continues=b"",
+            turns=tuple(one for one in head.turns if one.end <= end),
+        )
+        staged = self.staging_path()
+        self._before_change()
+        write_head(staged, copy, token_ids[:end], tensors)
+        self._put(staged, self._path(copy.id))
+        return self._learn(copy, token_ids[:end], self._path(copy.id).stat().st_mtime)
+
+    # Leaving
+
+    def delete(self, whom: Whom) -> list[BlockKey]:
+        """Delete these heads, those that are on their way too; the blocks that leave with them."""
+        self.number += 1
+        self._deletions.append(Deletion(self.number, whom))
+        return self._forget([i for i, one in self.known.items() if whom.means(one.head.owner)])
+
+    def delete_head(self, head_id: str) -> list[BlockKey]:
+        """Delete a head that has no session, and what is on its way of its conversation."""
+        known = self.known[head_id]
+        self.number += 1
+        with suppress(SlotDamaged, SlotMissing):
+            token_ids = read_head(self._path(head_id)).token_ids
+            shared = self._num_shared(known, token_ids)
+            owner = known.head.owner
+            self._deletions.append(Deletion(self.number, None, owner, token_ids, shared))
+        return self._forget([head_id])
+
+    def expire(self, now_s: float) -> list[BlockKey]:
+        """Remove heads that nobody used for as long as they are kept; the blocks that leave."""
+        gone = [
+            head_id
+            for head_id, (head, _, _, last_used_s) in self.known.items()
+            if not head.is_pinned and head.ttl_s is not None and now_s - last_used_s > head.ttl_s
+        ]
+        return self._forget(gone)
+
+    def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
+        """The head used last that has a turn of this name, and that turn."""
+        turns = ((one, turn) for one in self.known.values() for turn in one.head.turns)
+        found = [pair for pair in turns if pair[1].digest == digest]
+        return max(found, key=lambda pair: pair[0].last_used_s, default=None)
+
+    def _num_shared(self, known: KnownHead, token_ids: Sequence[int]) -> int:
+        """How many of a head's first tokens any other of its owner has."""
+        owner, head_id = known.head.owner, known.head.id
+        shared = 0
+        for other in self.known.values():
+            if other.head.id == head_id or other.head.owner != owner:
+                continue
+            with suppress(SlotDamaged, SlotMissing):
+                theirs = read_head(self._path(other.head.id)).token_ids
+                shared = max(shared, num_common(token_ids, theirs))
+        return shared
+
+    def _forget(self, head_ids: Iterable[str]) -> list[BlockKey]:
+        left: list[BlockKey] = []
+        for head_id in head_ids:
+            path = self._path(head_id)
+            self._before_change()
+            with reported(path):
+                path.unlink(missing_ok=True)
+            known = self.known.pop(head_id)
+            end = (known.head.owner, known.end)
+            if self._ends.get(end) == head_id:
+                del self._ends[end]
+            self.num_through.subtract(known.blocks)
+            left += known.blocks
+        sync_directories([self._folder])
+        return self._drop(left)
+
+    def _drop(self, blocks: Iterable[BlockKey]) -> list[BlockKey]:
+        """Remove the slots of those through which no head goes, later ones first; these."""
+        gone = [one for one in dict.fromkeys(blocks) if self.num_through[one] <= 0]
+        for one in reversed(gone):
+            del self.num_through[one]
+            self._slots.remove(one)
+        return gone
+
+    # Starting
+
+    def _recover(self) -> None:
+        for entry in list(os.scandir(self._folder)):
+            if entry.name.startswith(TEMPORARY):
+                if is_abandoned(entry.name):
+                    Path(entry).unlink(missing_ok=True)
+                continue
+            try:
+                head, token_ids = read_head(Path(entry))
+            except (SlotForeign, SlotMissing):
+                continue
+            except SlotDamaged:
+                self._before_change()
+                Path(entry).unlink()
+                continue
+            self._learn(head, token_ids, entry.stat().st_mtime)
+        self._finish_replacing()
+        for key in list(self._slots.keys()):
+            if self.num_through[key] <= 0:
+                self._slots.remove(key)
+
+    def _finish_replacing(self) -> None:
+        """Remove heads whose successors were published right before the end."""
+        for known in list(self.known.values()):
+            before = self._ends.get((known.head.owner, known.head.continues))
+            if before is not None and before != known.head.id:
+                self._forget([before])
+
+    def _put(self, staged: Path, path: Path) -> None:
+        self._before_change()
+        with reported(path):
+            staged.replace(path)
+        sync_directories([self._folder])
+
+    def _learn(self, head: Head, token_ids: Sequence[int], last_used_s: float) -> KnownHead:
+        blocks = self._blocks_of(head, token_ids)
+        chain = self._chain_of(head.model)
+        last = blocks[-1].name if blocks else head.owner.root or chain.root
+        end = chain.end_hash(last, token_ids[len(blocks) * chain.block_size :])
+        known = self.known[head.id] = KnownHead(head, blocks, end, last_used_s)
+        self._ends[head.owner, end] = head.id
+        self.num_through.update(blocks)
+        return known
+
+    def _blocks_of(self, head: Head, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        names = self._chain_of(head.model).block_hashes(token_ids, root=head.owner.root)
+        return tuple(BlockKey(head.model, name) for name in names)
+
+    def _path(self, head_id: str) -> Path:
+        return self._folder / f"{head_id}{SUFFIX}"

@@ -1,0 +1,180 @@
+"""Files of KV: valid safetensors that describe and check themselves.
+
+    8 bytes   length of the JSON, little-endian
+    JSON      {"__metadata__": {"format", "digest", "about", "checksums"}, NAME: {…}, …} and spaces
+    payload   the tensors one after the other, in the order of the JSON
+
+`about` is JSON text that says what the file is of. `checksums` has the xxh3-128 of each tensor, and
+`digest` is that of everything before the payload with itself as zeros. There is one spelling of
+each file: whatever another JSON parser could read differently is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from store.disk import SequentialReader, new_file, opened
+from store.errors import SlotDamaged, SlotForeign
+from store.slot_file import METADATA, Size, TensorEntry, place, tensor_problem
+
+MAX_JSON_BYTES = 16 << 20
+_ALIGNMENT = 64
+_LENGTH_BYTES = 8
+_NO_DIGEST = "0" * 32
+
+
+class Tensor(NamedTuple):
+    """One tensor and its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview | bytes
+
+
+class Front(NamedTuple):
+    """What is in a file and where: `payload_start` counts from the file's first byte."""
+
+    about: bytes
+    entries: tuple[TensorEntry, ...]
+    checksums: tuple[str, ...]
+    payload_start: int
+
+    @property
+    def file_bytes(self) -> int:
+        return self.payload_start + (self.entries[-1].end if self.entries else 0)
+
+
+class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    digest: str
+    about: str
+    checksums: str
+
+
+class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[Size, ...]
+    data_offsets: tuple[Size, Size]
+
+
+def write(path: Path, kind: str, about: bytes, tensors: Sequence[Tensor]) -> int:
+    """Make the file at `path`, synced, and without a name that anybody else knows; its bytes.
+
+    Raises:
+        StoreFull, StoreFailed: as `store.disk.new_file`.
+    """
+    entries = tuple(place((one.name, one.dtype, one.shape) for one in tensors))
+    checksums = tuple(xxh3_128_hexdigest(one.data) for one in tensors)
+    front = _pack(kind, about, entries, checksums)
+    num_bytes = len(front) + (entries[-1].end if entries else 0)
+    with new_file(path, num_bytes) as file:
+        file.write(front)
+        for one in tensors:
+            file.write(memoryview(one.data).cast("B"))
+    return num_bytes
+
+
+class KvFile:
+    """An open file whose front is as it was written."""
+
+    def __init__(self, fd: int, front: Front) -> None:
+        self._fd = fd
+        self.front = front
+
+    def read(self, names: Collection[str] | None = None) -> list[Tensor]:
+        """These tensors, or all, in their order.
+
+        Raises:
+            SlotDamaged: some byte of them is not as it was written.
+            StoreFailed: the system refuses.
+        """
+        found: list[Tensor] = []
+        for entry, checksum in zip(self.front.entries, self.front.checksums, strict=True):
+            if names is not None and entry.name not in names:
+                continue
+            start = self.front.payload_start + entry.start
+            reader = SequentialReader(self._fd, start, start + entry.num_bytes)
+            data = bytearray().join(reader.take(entry.num_bytes))
+            if xxh3_128_hexdigest(data) != checksum:
+                raise SlotDamaged(f"the checksum differs of {entry.name}")
+            found.append(Tensor(entry.name, entry.dtype, entry.shape, memoryview(data)))
+        return found
+
+
+@contextmanager
+def open_file(path: Path, kind: str) -> Generator[KvFile]:
+    """The file at `path`, once its front is checked.
+
+    Raises:
+        SlotMissing: there is nothing.
+        SlotForeign: it is of another format version.
+        SlotDamaged: it is not what it was, or never was such a file.
+        StoreFailed: the system refuses.
+    """
+    with opened(path) as fd:
+        file_bytes = os.fstat(fd).st_size
+        length = int.from_bytes(_read(fd, 0, _LENGTH_BYTES, file_bytes), "little")
+        if length > MAX_JSON_BYTES:
+            raise SlotDamaged("the header cannot be that long")
+        front = _read(fd, 0, _LENGTH_BYTES + length, file_bytes)
+        yield KvFile(fd, _unpack(kind, front, file_bytes))
+
+
+def _read(fd: int, start: int, num_bytes: int, file_bytes: int) -> bytes:
+    if start + num_bytes > file_bytes:
+        raise SlotDamaged("the file ends early")
+    return b"".join(map(bytes, SequentialReader(fd, start, start + num_bytes).take(num_bytes)))
+
+
+def _pack(
+    kind: str, about: bytes, entries: Sequence[TensorEntry], checksums: Sequence[str]
+) -> bytes:
+    metadata = _Metadata(kind, _NO_DIGEST, about.decode(), " ".join(checksums))
+    parts: dict[str, _Metadata | _Place] = {METADATA: metadata}
+    for entry in entries:
+        parts[entry.name] = _Place(entry.dtype, entry.shape, (entry.start, entry.end))
+    json = msgspec.json.encode(parts)
+    json += b" " * (-(_LENGTH_BYTES + len(json)) % _ALIGNMENT)
+    front = len(json).to_bytes(_LENGTH_BYTES, "little") + json
+    digest = xxh3_128(front).hexdigest()
+    before, after = _around_digest(kind)
+    return front[:before] + digest.encode() + front[after:]
+
+
+def _around_digest(kind: str) -> tuple[int, int]:
+    """Where the digest begins and ends in a file."""
+    before = _LENGTH_BYTES + len(f'{{"{METADATA}":{{"format":"{kind}","digest":"')
+    return before, before + len(_NO_DIGEST)
+
+
+def _unpack(kind: str, front: bytes, file_bytes: int) -> Front:
+    try:
+        parts = msgspec.json.decode(front[_LENGTH_BYTES:], type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(parts.pop(METADATA), type=_Metadata)
+        places = {name: msgspec.json.decode(raw, type=_Place) for name, raw in parts.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        raise SlotDamaged(f"the header cannot be read: {type(error).__name__}") from error
+    if metadata.format != kind:
+        is_ours = metadata.format.partition("/")[0] == kind.partition("/")[0]
+        error = SlotForeign if is_ours else SlotDamaged
+        raise error(f"its format is {metadata.format[:64]!r} instead of {kind}")
+    described = [(name, one.dtype, one.shape) for name, one in places.items()]
+    for one in described:
+        if problem := tensor_problem(*one):
+            raise SlotDamaged(problem)
+    entries, checksums = tuple(place(described)), tuple(metadata.checksums.split())
+    about = metadata.about.encode()
+    found = Front(about, entries, checksums, len(front))
+    if len(checksums) != len(entries) or _pack(kind, about, entries, checksums) != front:
+        raise SlotDamaged("the header is not as it was written")
+    if found.file_bytes != file_bytes:
+        raise SlotDamaged(f"{file_bytes} bytes instead of {found.file_bytes}")
+    return found
