@@ -1,4 +1,4 @@
-"""The store of KV by its theory: blocks, and heads that go through them (docs/decisions/0075).
+"""The store of KV by its theory: blocks, and heads that go through them (docs/decisions/0076).
 
 A *block* is the KV of 256 tokens of one sequence under a name that covers all tokens up to its end,
 the model and the tenant; on disk it is a *slot*, one immutable file of that name. A *head* is a
