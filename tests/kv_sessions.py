@@ -12,7 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import Caches, TierState
@@ -26,6 +25,7 @@ from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
 from store import slots
+from store.block_names import HashChain
 from store.slots import StagedSlot
 from store.types import SlotHeader
 

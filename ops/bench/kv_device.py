@@ -25,13 +25,13 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
 from ops.bench.files import forget_pages, read, write
-from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.slot_events import KnownSlot
+from store.block_names import HashChain
 from store.slots import StagedSlot, publish, slot_path
 
 SLICE = 2048

@@ -26,13 +26,13 @@ import msgspec
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ops.bench.kv_device import Store
-from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.reader import SlotRead, SlotReader
 from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed
 from runtime.slot_events import KnownSlot
+from store.block_names import HashChain
 from store.cold import ColdDirectory
 from store.slots import publish
 

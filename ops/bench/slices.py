@@ -25,7 +25,6 @@ from api.bench.machine import Environment, environment
 from ops.bench.processes import worker_environment
 from ops.bench.random_models import write_eight
 from runtime.embedded import HEARTH_TINY
-from store.block_names import HashChain
 from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
 from runtime.slot_events import Attach, SliceLearned
@@ -36,6 +35,7 @@ from runtime.worker.model import LoadedModel
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.slice_learner import MIN_COMPUTED_TOKENS, SliceLearner, Surroundings
 from runtime.worker.slices import SIZES, sizes_to_time
+from store.block_names import HashChain
 
 _REPORT = Path(__file__).parent / "slices.json"
 

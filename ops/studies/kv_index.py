@@ -15,8 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from migrations.run import upgrade
-from store.block_names import HashChain
 from runtime.kv.prefix_tree import PrefixTree, Run, run_of
+from store.block_names import HashChain
 from store.database import Database
 from store.index import SlotIndex
 from store.opening import open_database

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from store.block_names import HashChain, pack_ids
 from runtime.kv.prefix_tree import PrefixTree, Run, num_common, path_to, run_of
+from store.block_names import HashChain, pack_ids
 
 RUN_TOKENS = 2048
 SYSTEM_TOKENS = 8192

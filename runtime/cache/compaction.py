@@ -22,11 +22,11 @@ from runtime.cache.owned import Merged, News, OpenStore
 from runtime.cache.redirects import SlotRedirect
 from runtime.cache.repair import repair
 from runtime.cache.slot_pieces import cut, form_of, put, rewriting, stateless, tensors_of
-from store.block_names import HASH_BYTES, HashChain
 from runtime.kv.eviction import densest
 from runtime.progress import Progress, Watch, unwatched
 from runtime.slot_events import SlotsGone
 from store import listing, upkeep
+from store.block_names import HASH_BYTES, HashChain
 from store.disk import opened
 from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
 from store.slot_file import Damage, bounds

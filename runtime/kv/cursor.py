@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from store.block_names import HashChain
 from runtime.kv.deletions import Recognised
 from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
+from store.block_names import HashChain
 from store.keyed_names import NOBODY, Asker
 from store.types import DEFAULT_TTL_S, MediaSpan, TtlClass, class_of
 

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from store.block_names import HashChain
 from runtime.kv.prefix_tree import num_common
 from runtime.slot_events import Forget
+from store.block_names import HashChain
 from store.keyed_names import NOBODY, Asker, Chain
 from store.turns import Folders, unnamed_folder
 from store.types import SlotHeader

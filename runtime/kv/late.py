@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from store.block_names import HashChain
 from runtime.kv.commit import Committer
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.prefix_tree import Run, path_to
@@ -17,6 +16,7 @@ from runtime.kv.restore import Restorer
 from runtime.kv.state import TierState
 from runtime.kv.writer import SlotWriter
 from runtime.slot_events import Attach, PinWanted
+from store.block_names import HashChain
 
 
 class LateNames:

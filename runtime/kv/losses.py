@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
+from store.block_names import HashChain
 from store.keyed_names import Whom
 from store.types import LostRow, PrefixPiece
 

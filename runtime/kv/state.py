@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.deletions import Deletions, goes_through
 from runtime.kv.hot import HotTier
@@ -19,6 +18,7 @@ from runtime.kv.rates import Rates
 from runtime.slot_events import Forget
 from runtime.types import MissReason
 from runtime.wire import KvCounts
+from store.block_names import HashChain
 from store.keyed_names import Asker
 
 _MAX_GHOSTS = 200_000

@@ -14,7 +14,6 @@ from weakref import WeakSet
 
 from msgspec import structs
 
-from store.block_names import HASH_BYTES
 from runtime.kv.commit import RUN_TOKENS, Committer
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.hints import heed, heed_between
@@ -52,6 +51,7 @@ from runtime.slot_events import (
 )
 from runtime.types import MissReason
 from runtime.wire import KvCounts
+from store.block_names import HASH_BYTES
 from store.keyed_names import Asker
 
 _WORTH_JOINING = 1

@@ -22,7 +22,6 @@ import mlx.core as mx
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestRejected
-from store.block_names import HashChain
 from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
 from runtime.kv.room import AskedRoom
@@ -82,6 +81,7 @@ from runtime.worker.vision.fetcher import Fetcher, names_pictures
 from runtime.worker.wired import set_wired
 from runtime.worker.zygote import Zygote, why_unfit
 from runtime.zygote import EXIT_SANDBOX_LOST, EXIT_UNFIT
+from store.block_names import HashChain
 from store.slots import StagedSlot
 from store.turns import turns_root
 

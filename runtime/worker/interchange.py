@@ -24,7 +24,6 @@ import mlx.core as mx
 import msgspec
 
 from runtime.kv import layers, mlx_lm_file, pack
-from store.block_names import HashChain
 from runtime.kv.commit import RUN_TOKENS
 from runtime.kv.layers import KvLayout, UnsupportedCache
 from runtime.kv.writer import Packed, WriteJob
@@ -34,6 +33,7 @@ from runtime.ranks import KvForm
 from runtime.slot_events import SlotStaged
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
+from store.block_names import HashChain
 from store.errors import OverCap, StoreError
 from store.slots import file_bytes, slot_path, stage
 from store.types import TTL_S, SlotHeader

@@ -19,12 +19,12 @@ from mlx_lm.models.cache import (
 )
 
 from runtime.kv import layers, pack
-from store.block_names import HashChain
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.layers import State, UnsupportedCache
 from runtime.kv.pack import RunKv
 from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
+from store.block_names import HashChain
 from store.errors import SlotDamaged
 from tests.layer_samples import (
     DIM,

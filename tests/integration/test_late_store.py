@@ -12,11 +12,11 @@ import pytest
 from runtime.cache.owned import OpenStore
 from runtime.cache.service import KvStore
 from runtime.cache.store_opening import open_store
-from store.block_names import HashChain
 from runtime.slot_events import AllSlotsTold, Attach, HotBudget, PinWanted, Slots
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheUse, GenerateRequest, TokenPrompt
 from runtime.worker.model import LoadedModel
+from store.block_names import HashChain
 from store.errors import StoreFailed
 from store.keyed_names import Asker
 from tests.asking import answer, request, supervising_opened_by, worker_of

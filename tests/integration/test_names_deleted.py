@@ -13,8 +13,8 @@ from runtime.cache.compaction import compact
 from runtime.cache.inventory import Inventory
 from runtime.cache.owned import Merged, OpenStore
 from runtime.cache.store_opening import open_store
-from store.block_names import HashChain
 from runtime.slot_events import SlotStaged, TurnEnded
+from store.block_names import HashChain
 from store.keyed_names import Asker
 from store.slots import read_token_ids, slot_path, stage, verify
 from store.types import SlotHeader, TensorData

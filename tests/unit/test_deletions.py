@@ -10,9 +10,9 @@ import pytest
 from msgspec import structs
 
 from runtime.cache.deletion_log import DeletionLog
-from store.block_names import HashChain
 from runtime.kv.deletions import Deletions, Recognised, goes_through, may_go_through
 from runtime.slot_events import Forget
+from store.block_names import HashChain
 from store.keyed_names import Asker, Chain, Whom, conversation_key
 from store.turns import unnamed_folder
 from store.types import SlotHeader

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.block_names import HashChain
 from runtime.kv.hot import MAX_ASKERS, Held, HotTier
 from runtime.kv.layers import State
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import PrefixTree, Run, run_of
+from store.block_names import HashChain
 from store.keyed_names import NOBODY, Asker
 
 CHAIN = HashChain(b"", b"", block_size=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from store.block_names import HashChain
 from runtime.kv.media import (
     Medium,
     around,
@@ -16,6 +15,7 @@ from runtime.kv.media import (
     rope_delta,
     rope_positions,
 )
+from store.block_names import HashChain
 from store.types import MediaSpan
 
 PAD = 7

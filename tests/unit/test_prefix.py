@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from store.block_names import HashChain
 from runtime.kv.prefix_tree import PrefixTree, Run, num_common, part_of, path_to, run_of
+from store.block_names import HashChain
 
 SIZE = 4
 CHAIN = HashChain(b"s", b"m", block_size=SIZE)
