@@ -65,7 +65,7 @@ PATHS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "never wrong": {
         "integration/test_vllm_formats.py": (
-            "test_an_answer_has_the_form_that_any_of_vllms_fields_says[grammar of GBNF]",
+            "test_an_answer_has_the_form_that_any_of_vllms_fields_says[grammar-of-GBNF]",
         ),
         "integration/test_chat_templates.py": (
             "test_a_template_that_loops_over_parts_shows_what_came_as_a_string",

@@ -23,7 +23,7 @@ FORMS: dict[str, tuple[Any, str]] = {
     "regex": ("[0-9]{3}-[0-9]{2}", "[0-9]{3}-[0-9]{2}"),
     "choice": (['le "phare"\n', "the lamp"], r'le "phare"\n|the lamp'),
     "grammar": ('start: "a" b\nb: "x" | "y"', "ax|ay"),
-    "grammar of GBNF": ('root ::= "caf\\u00e9 " b{,2}\nb ::= [x-y]\n  | "z"', "café [xyz]{0,2}"),
+    "grammar-of-GBNF": ('root ::= "caf\\u00e9 " b{,2}\nb ::= [x-y]\n  | "z"', "café [xyz]{0,2}"),
 }
 NOTE = base64.b64encode("Über alles: 42".encode()).decode()
 PDF = base64.b64encode(b"%PDF-1.7").decode()

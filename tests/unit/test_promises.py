@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("path", arguments())
 def test_every_path_is_a_test_that_is_there_and_takes_no_minutes(path: str):
+    assert not re.search(r"\s", path), "a shell takes it for two"
     file, _, name = path.partition("[")[0].partition("::")
     text = (ROOT / file).read_text()
     assert name in ("", *re.findall(r"^(?:async )?def (test_\w+)\(", text, re.MULTILINE))

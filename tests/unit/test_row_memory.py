@@ -277,9 +277,9 @@ def test_the_hot_tier_makes_room_for_a_prompt_before_it_is_taken_up():
     scheduler.add(group)
     claimed = scheduler.needs_bytes(group)
     assert scheduler.left_bytes([]) == 10_240
-    assert scheduler.left_bytes([], group) == 10_240 - claimed
+    assert scheduler.left_bytes([], [group]) == 10_240 - claimed
     group.num_computed_tokens = 10
-    assert scheduler.left_bytes([], group) == scheduler.left_bytes([]) == 10_240 - claimed
+    assert scheduler.left_bytes([], [group]) == scheduler.left_bytes([]) == 10_240 - claimed
 
 
 def test_caches_have_room_beside_a_hot_tier_to_the_byte():
