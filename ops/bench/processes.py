@@ -20,6 +20,9 @@ import psutil
 
 from runtime.environment import blas_environment
 
+_READY_S = 600.0
+"""Real weights are hashed and read before a server is ready, on machines with other work too."""
+
 
 def worker_environment() -> dict[str, str]:
     """The environment that Hearth gives its workers, for the opponent too."""
@@ -151,13 +154,13 @@ def _path_of(checkout: Path) -> str:
 
 
 async def _ready(port: int, key: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             if await asyncio.to_thread(_is_ready, port, key):
                 return
         await asyncio.sleep(0.05)
-    raise TimeoutError("the server did not become ready within 120 s")
+    raise TimeoutError(f"the server did not become ready within {_READY_S:g} s")
 
 
 def _is_ready(port: int, key: str) -> bool:
