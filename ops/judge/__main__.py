@@ -30,12 +30,12 @@ LOCK = ROOT / "requirements-judge.lock"
 PAGE = ROOT / "docs" / "judge.md"
 
 CHECKS: dict[str, Callable[[Bench], Awaitable[Outcome]]] = {
+    "greedy": greedy_texts,
     "perplexity": perplexities,
-    "pieces": pieces,
-    "schemas": structured,
     "conversation": conversations,
     "window": windows,
-    "greedy": greedy_texts,
+    "pieces": pieces,
+    "schemas": structured,
 }
 
 
@@ -51,7 +51,8 @@ def arguments() -> argparse.Namespace:
     whole = Amount()
     parser = argparse.ArgumentParser(prog="python -m ops.judge", description=__doc__)
     parser.add_argument("--model", choices=[one.name for one in SOURCES], help="only this one")
-    parser.add_argument("--check", choices=CHECKS, help="only this one; the others stay as found")
+    told = "only this one, or these; of the others the page has what was found before"
+    parser.add_argument("--check", choices=CHECKS, action="append", help=told)
     parser.add_argument("--prompts", type=int, default=whole.num_prompts)
     parser.add_argument("--longest", type=int, default=whole.longest, metavar="TOKENS")
     parser.add_argument("--tokens", type=int, default=whole.num_tokens, help="in an answer")
@@ -66,7 +67,7 @@ async def main() -> int:
     models = made(FOLDER / "packages", FOLDER / "models")
     for model in models:
         if asked.model in (None, model.name):
-            await _judge(model, amount, [asked.check] if asked.check else list(CHECKS))
+            await _judge(model, amount, asked.check or list(CHECKS))
     report = _report(models)
     PAGE.write_text(page(report, LOCK.read_text("utf-8")), "utf-8")
     outcomes = [one for ones in report.outcomes.values() for one in ones]
