@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
 import msgspec
 from tokenizers import Tokenizer
 
 from ops.judge.compare import Divergence, Scored, divergence
-from ops.judge.models import Judged
 from ops.judge.reference import Continued, Reference
 from ops.judge.server import Said, Server
 from ops.judge.texts import Material
 
 OURS_AND_THEIRS = ("Hearth", "mlx_lm")
+
+
+class Judged(NamedTuple):
+    """A model that can be served."""
+
+    name: str
+    title: str
+    folder: Path
 
 
 class Amount(msgspec.Struct, frozen=True):

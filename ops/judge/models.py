@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from ops.judge.bench import Judged
 from ops.judge.conversion import (
     GEMMA_PARTS,
     LLAMA_PARTS,
@@ -57,14 +58,6 @@ class Source(NamedTuple):
     pieces: Sequence[str]
     """Where its GGUF file lies in the packages; several are parts of one."""
     write: Callable[[GGUFReader, Path], None]
-
-
-class Judged(NamedTuple):
-    """A model that can be served."""
-
-    name: str
-    title: str
-    folder: Path
 
 
 def made(packages: Path, folder: Path) -> list[Judged]:
