@@ -16,8 +16,7 @@ import msgspec
 from ops.bench.processes import Hearth, hearth, workers_of
 from ops.judge.compare import Scored
 
-_ANSWER_S = 3600.0
-_SETTINGS = {"wedge_timeout_s": 900, "load_timeout_s": 1800, "request_deadline_s": _ANSWER_S}
+_PATIENCE_S = 3600.0
 """The judge may run beside other work: a slow machine is no finding."""
 _NUM_TOP = 5
 
@@ -119,7 +118,12 @@ class Server:
     async def start(self) -> None:
         self._home.mkdir(parents=True, exist_ok=True)
         serving = hearth(
-            self._model, self._home, **_SETTINGS, models_dirs=[str(self._model.parent)]
+            self._model,
+            self._home,
+            models_dirs=[str(self._model.parent)],
+            wedge_timeout_s=_PATIENCE_S,
+            load_timeout_s=_PATIENCE_S,
+            request_deadline_s=_PATIENCE_S,
         )
         self._running = await self._stack.enter_async_context(serving)
 
@@ -168,7 +172,7 @@ class Server:
     async def _ask(self, path: str, body: Mapping[str, object], *, stream: bool) -> Said:
         assert self._running is not None
         url = f"http://127.0.0.1:{self._running.port}{path}"
-        async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as client:
             wishes = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
             answer = await client.post(url, json={**body, **wishes})
         events = answer.text.split("\n\n")

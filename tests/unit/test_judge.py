@@ -137,6 +137,12 @@ def test_perplexity_is_the_exponent_of_the_mean() -> None:
 
 
 def test_events_of_a_stream_become_the_answer_that_comes_whole() -> None:
+    logprobs = {"content": [{"token": "ab", "logprob": -1.0}]}
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
     whole = {
         "choices": [
             {
@@ -145,23 +151,18 @@ def test_events_of_a_stream_become_the_answer_that_comes_whole() -> None:
                     "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
                 },
                 "finish_reason": "tool_calls",
-                "logprobs": {"content": [{"token": "ab", "logprob": -1.0}]},
+                "logprobs": logprobs,
             }
         ],
-        "usage": {
-            "prompt_tokens": 9,
-            "completion_tokens": 1,
-            "prompt_tokens_details": {"cached_tokens": 4},
-        },
+        "usage": usage,
     }
-    logprobs = whole["choices"][0]["logprobs"]
     call = {"index": 0, "id": "1", "function": {"name": "f", "arguments": ""}}
     events = [
         {"choices": [{"delta": {"content": "a"}, "logprobs": logprobs}]},
         {"choices": [{"delta": {"content": "b", "tool_calls": [call]}}]},
         {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}}]},
         {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]},
-        {"choices": [], "usage": whole["usage"]},
+        {"choices": [], "usage": usage},
     ]
     from ops.judge.server import _Answer
 
