@@ -71,8 +71,9 @@ bench: $(TESTS_TOO)  ## measure (ops/bench/METHODOLOGY.md says what)
 eval-tiny: $(TESTS_TOO)  ## evaluate the embedded model
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ops.studies.tiny_model.evaluate $(ARGS)
 
+# Hearth and mlx_lm compute beside each other; more threads would only wait for one another.
 judge: $(TESTS_TOO) $(JUDGE)  ## run two real models beside mlx_lm, write docs/judge.md (downloads 330 MB, takes long)
-	@PYTHONPATH=$(JUDGE) $(BIN)/python -m ops.judge $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 PYTHONPATH=$(JUDGE) $(BIN)/python -m ops.judge $(ARGS)
 
 lock: $(UV)  ## resolve the dependencies again (ARGS=--upgrade for newer ones)
 	$(COMPILE) $(SERVING) --output-file $(LOCK_cpu) > /dev/null

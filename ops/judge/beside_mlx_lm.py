@@ -15,7 +15,8 @@ from ops.judge.texts import Prompt, prompts
 
 _AT_ONCE = 4
 PERPLEXITY = 1e-3
-_SCORED = (("prose", 600), ("code", 400), ("scripts", 300), ("prose", 1800))
+_SCORED = (("prose", 10), ("code", 15), ("scripts", 20), ("prose", 3))
+"""Texts, each a part of the longest prompt in length."""
 
 
 async def greedy_texts(bench: Bench) -> Outcome:
@@ -67,8 +68,8 @@ async def _theirs(bench: Bench, asked: Sequence[Prompt]) -> list[Continued]:
 async def perplexities(bench: Bench) -> Outcome:
     """Texts are scored as prompts that are echoed."""
     outcome = Outcome("perplexity", table=[["text", "tokens", "Hearth", "mlx_lm", "apart by"]])
-    for number, (kind, length) in enumerate(_SCORED):
-        text = bench.material.piece(kind, length, number + 50)
+    for number, (kind, part) in enumerate(_SCORED):
+        text = bench.material.piece(kind, bench.amount.longest // part, number + 50)
         body = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 0}
         answer, theirs = await asyncio.gather(
             bench.calm.complete(body), bench.reference.score(text)
