@@ -36,6 +36,7 @@ TOOLS = [
 ]
 _NAMES = ("interrupted", "uninterrupted")
 _WINDOW_TURN_TOKENS = 200
+_CALL_TOKENS = 96
 
 
 class Step(NamedTuple):
@@ -138,7 +139,7 @@ async def _talk(bench: Bench, planned: Sequence[Step]) -> list[Turn]:
             "messages": messages,
             "tools": TOOLS,
             "tool_choice": step.choice,
-            "max_tokens": bench.amount.num_tokens * (1 if step.choice == "auto" else 3),
+            "max_tokens": bench.amount.num_tokens if step.choice == "auto" else _CALL_TOKENS,
         }
         turns.append(Turn(body, await bench.calm.chat(body)))
     return turns
