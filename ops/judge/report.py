@@ -90,12 +90,18 @@ def _counted(outcome: Outcome) -> str:
 
 
 def _asked(amounts: Mapping[str, Amount]) -> str:
-    """What was asked for, which may have been less than all."""
-    whole = Amount()
-    told = [f"{title}: {_amount(amount)}" for title, amount in amounts.items() if amount != whole]
-    if not told:
-        return f"The run was a whole one: {_amount(whole)}.\n"
-    return f"This run asked for less than all ({_amount(whole)}). {'. '.join(told)}.\n"
+    """How much was asked for, which may have been less than all."""
+    whole = _amount(Amount())
+    asked = list(dict.fromkeys(map(_amount, amounts.values())))
+    if asked in ([], [whole]):
+        return f"The run was a whole one: {whole}.\n"
+    said = f"**A part was asked for.** A whole run is {whole}; this one was "
+    if len(asked) == 1:
+        return f"{said}{asked[0]}.\n"
+    places = {
+        one: [name for name, other in amounts.items() if _amount(other) == one] for one in asked
+    }
+    return said + "; ".join(f"{one} ({', '.join(places[one])})" for one in asked) + ".\n"
 
 
 def _amount(amount: Amount) -> str:

@@ -250,7 +250,7 @@ def test_the_page_tells_each_divergence_and_which_is_not_explained() -> None:
     assert "| greedy text | not run |" in text
     assert "- text 2: a tie.\n" in text
     assert "- **not explained**: turn 3: no \\| tie at all.\n" in text
-    assert "This run asked for less than all" in text
-    assert "schemas, 3 turns" in text
+    assert "**A part was asked for.** A whole run is 40 prompts of up to 6,000 tokens" in text
+    assert "60 schemas, 3 turns (A, conversation)" in text
     assert "Hearth 1.2.\n" in text
     assert f"| `one-model` | 1.0 | `{'a' * 64}` |" in text
