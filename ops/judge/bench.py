@@ -54,7 +54,15 @@ def beside(where: str, ours: Said, theirs: Continued) -> Divergence | None:
     told: list[Scored] = theirs.tokens[:-1] if theirs.finish == "stop" else theirs.tokens
     if ours.text == f" {theirs.text}" and told[0].token.startswith(" "):
         return Divergence(where, FIRST_BLANK, True)
+    ends = [text.endswith(LOST) for text in (ours.text, theirs.text)]
+    if all(ends) and ours.text.rstrip(LOST) in (whole := theirs.text.rstrip(LOST), f" {whole}"):
+        return Divergence(where, CUT_CHARACTER, True)
     return divergence(where, ours.tokens, theirs.tokens, OURS_AND_THEIRS)
 
 
+LOST = "\ufffd"
+CUT_CHARACTER = (
+    "equal but for the number of U+FFFD at the end, where the answer was cut inside of a character: "
+    "Hearth has one for each byte, as the tokenizer's own decoder, and mlx_lm's stream one for all"
+)
 FIRST_BLANK = "equal but for the first blank, which the model wrote and mlx_lm's text has not"

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ops.judge.bench import FIRST_BLANK, Amount, beside
+from ops.judge.bench import CUT_CHARACTER, FIRST_BLANK, Amount, beside
 from ops.judge.beside_mlx_lm import perplexity
 from ops.judge.compare import Divergence, Scored, divergence, noise, parting
 from ops.judge.conversion import (
@@ -128,6 +128,14 @@ def test_only_a_blank_at_the_beginning_may_be_missing_from_the_text_beside() -> 
     assert beside("x", answer("a", *tokens), theirs) is None
     assert beside("x", answer(" a", *tokens), theirs) == Divergence("x", FIRST_BLANK, True)
     other = beside("x", answer("  a", *tokens), theirs)
+    assert other is not None
+    assert not other.is_explained
+
+
+def test_a_character_that_was_cut_may_have_another_number_of_marks() -> None:
+    theirs = Continued("a\ufffd", ["", "a\ufffd"], [], "length", 1)
+    assert beside("x", answer("a\ufffd\ufffd"), theirs) == Divergence("x", CUT_CHARACTER, True)
+    other = beside("x", answer("b\ufffd\ufffd"), theirs)
     assert other is not None
     assert not other.is_explained
 
