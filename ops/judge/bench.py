@@ -62,7 +62,7 @@ def beside(where: str, ours: Said, theirs: Continued) -> Divergence | None:
 
 LOST = "\ufffd"
 CUT_CHARACTER = (
-    "equal but for the number of U+FFFD at the end, where the answer was cut inside of a character: "
+    "equal but for the number of U+FFFD at the end, where it was cut inside of a character: "
     "Hearth has one for each byte, as the tokenizer's own decoder, and mlx_lm's stream one for all"
 )
 FIRST_BLANK = "equal but for the first blank, which the model wrote and mlx_lm's text has not"
