@@ -8,9 +8,12 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
+from runtime.embedded import HEARTH_TINY
 from runtime.errors import InvalidRequest
 from runtime.types import ChatPrompt, Constraint
+from runtime.worker.input.preparer import PromptPreparer
 from runtime.worker.output.dialect import ReasoningBlock
 from tests.unit.test_guide import EOS, RNG, USER, allowed, plan_of, speak, tokenizer
 
@@ -175,3 +178,13 @@ def test_a_grammar_that_is_none_is_refused_with_its_place(text: str, why: str):
         plan_of(ChatPrompt(messages=USER), constraint=gbnf(text))
     assert why in str(caught.value)
     assert caught.value.param == "guided_grammar"
+
+
+def test_a_vocabulary_may_have_added_tokens_that_the_model_cannot_write():
+    """Gemma 3 without vision has a mark for images beyond its logits."""
+    words = AutoTokenizer.from_pretrained(HEARTH_TINY)
+    num_written = len(words)
+    words.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    matcher = PromptPreparer(words, num_written, [EOS]).matcher('start: "{}"').matcher
+    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    assert 0 < mask < 1 << num_written

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jinja2
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from runtime.worker.input import gbnf
@@ -160,7 +161,8 @@ class PromptPreparer:
         backend.no_truncation()
         eos = sorted(self.eos_token_ids)
         try:
-            return LLTokenizer(backend.to_str(), n_vocab=self.vocab_size, eos_token=eos)
+            written = _without_unwritten(backend, self.vocab_size)
+            return LLTokenizer(written, n_vocab=self.vocab_size, eos_token=eos)
         except (RuntimeError, ValueError) as error:
             raise GrammarRefused("vocabulary", str(error)) from error
 
@@ -173,3 +175,16 @@ class PromptPreparer:
         shorter = self._ids(text, adds_special=False)
         pairs = zip(shorter, token_ids, strict=False)
         return next((i for i, (one, other) in enumerate(pairs) if one != other), len(shorter))
+
+
+def _without_unwritten(backend: Any, vocab_size: int) -> str:
+    """The tokenizer as JSON, without added tokens that the model has no logits for.
+
+    Families that can see have them, and share their tokenizer with models that cannot (Gemma 3).
+    """
+    text: str = backend.to_str()
+    if all(token_id < vocab_size for token_id in backend.get_added_tokens_decoder()):
+        return text
+    parts = msgspec.json.decode(text)
+    parts["added_tokens"] = [one for one in parts["added_tokens"] if one["id"] < vocab_size]
+    return msgspec.json.encode(parts).decode()
