@@ -12,6 +12,8 @@ from runtime.wire import Heartbeat, WorkerPhase
 
 LOADING = frozenset(row.phase for row in MODEL_STATES.values() if row.stage == "loading")
 LOAD_STALL_S = 60.0
+_COMPUTED_S = 1.0
+"""A load whose process has computed for so long has moved."""
 _MAX_STOPS = 3
 _STOPS_S = 60.0
 """Who stops a worker so often in a minute holds it."""
@@ -24,7 +26,8 @@ class HealthLimits(Struct, frozen=True):
     """How long a worker may be silent, and be in one step, in seconds.
 
     While a model loads neither silence nor a heartbeat counts, only progress: reading holds the
-    interpreter.
+    interpreter. On a busy machine that may take long without a word, so what the process computes
+    is progress as well; `load_timeout_s` bounds the whole.
     """
 
     silent_s: float
@@ -70,6 +73,7 @@ class Watchdog:
         self._heard_s = now_s
         self._moved_s = now_s
         self._stops_s: deque[float] = deque(maxlen=_MAX_STOPS)
+        self._cpu_s = 0.0
         self.phase: WorkerPhase = "starting"
         """What it does, as last heard."""
         self.last: Heartbeat | None = None
@@ -91,6 +95,11 @@ class Watchdog:
         """Something else than a heartbeat shows progress: that of a load."""
         self.phase = phase
         self._heard_s = self._moved_s = now_s
+
+    def computed(self, cpu_s: float, now_s: float) -> None:
+        """Its process has computed for `cpu_s` seconds in all."""
+        if self.phase in LOADING and cpu_s - self._cpu_s >= _COMPUTED_S:
+            self._cpu_s, self._moved_s = cpu_s, now_s
 
     def may_go_on(self, now_s: float) -> bool:
         """Nobody stops it again and again."""

@@ -320,10 +320,12 @@ class WorkerProcess:
         while self.stage in ("loading", "ready"):
             self.crash_reporter.sample(self.pid, self.watchdog.last)
             await asyncio.sleep(period_s)
+            child = self._child
+            if child is not None and self.stage == "loading":
+                self.watchdog.computed(child.cpu_s, running_s())
             complaint = self.watchdog.complaint(running_s())
             if complaint is None:
                 continue
-            child = self._child
             if child is not None and child.is_stopped and self.watchdog.may_go_on(running_s()):
                 self._go_on(child)
             elif self.stage in ("loading", "ready"):

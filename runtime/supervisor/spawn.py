@@ -80,6 +80,15 @@ class Child(WorkerConnection):
         return not self.is_stopped
 
     @property
+    def cpu_s(self) -> float:
+        """How long it has computed for, on all cores."""
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return times.user + times.system
+
+    @property
     def is_stopped(self) -> bool:
         """Somebody stopped it (SIGSTOP, a debugger), so that it can be continued."""
         try:

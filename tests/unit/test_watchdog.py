@@ -151,3 +151,22 @@ def test_the_last_beat_is_kept():
     watchdog.beat(beat(1), 101.0)
     watchdog.beat(beat(2), 102.0)
     assert watchdog.last == beat(2)
+
+
+def test_a_load_gets_on_while_its_process_computes_and_is_stuck_when_it_does_not():
+    watchdog = Watchdog(LIMITS, 100.0)
+    watchdog.moved("loading", 100.0)
+    watchdog.computed(3.0, 101.0)  # a spare one has computed before
+    for number in range(1, 400):  # an hour of a starved machine
+        watchdog.computed(3.0 + number * 0.15, 101.0 + number * 9)
+        assert watchdog.complaint(101.0 + number * 9) is None
+    end_s = 101.0 + 399 * 9
+    watchdog.computed(3.0 + 399 * 0.15 + 0.5, end_s + 61.0)
+    assert text_of(watchdog, end_s + 70.0) is not None
+
+
+def test_what_computes_without_a_step_is_stuck_once_it_is_loaded():
+    watchdog = new_watchdog()
+    still(watchdog, "prefill", 100.0, 161.0)
+    watchdog.computed(1000.0, 161.0)
+    assert text_of(watchdog, 161.0) == "made no progress in prefill for 61.0 s"
