@@ -52,7 +52,7 @@ def test_an_answer_has_the_form_that_any_of_vllms_fields_says(
     server: RunningServer, kind: str
 ) -> None:
     value, pattern = FORMS[kind]
-    kind = kind.split(maxsplit=1)[0]
+    kind = kind.partition("-")[0]
     ways: list[dict[str, Any]] = [{f"guided_{kind}": value}, {"structured_outputs": {kind: value}}]
     if kind == "json":
         ways.append({"guided_json": json.dumps(value)})
