@@ -298,7 +298,6 @@ def tokens_in(path: Path) -> set[int]:
 
 TestHeads = Machine.TestCase
 TestHeads.settings = settings(
-    max_examples=60,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
