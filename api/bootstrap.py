@@ -43,6 +43,7 @@ class BootstrapApp:
         self._is_settled = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
         self.failure: HearthError | None = None
+        self._is_hurried = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan of the house."""
@@ -53,7 +54,11 @@ class BootstrapApp:
             await send({"type": "http.response.body", "body": _LIVE, "more_body": False})
         else:
             app: AnyApp = (await self.house()).app
-            await app(scope, receive, send)
+            try:
+                await app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._is_hurried:  # else the loop ends, and that is no fault of the request
+                    raise
 
     async def found(self) -> Preflight:
         """What was found before the house is built; cancelled where that failed."""
@@ -82,7 +87,8 @@ class BootstrapApp:
             self._server.supervisor.refuse_waiting()
 
     def hurry(self) -> None:
-        """Do not wait for the workers any longer."""
+        """Do not wait for the workers any longer, nor for requests."""
+        self._is_hurried = True
         if self._server is not None:
             self._server.supervisor.kill()
 
