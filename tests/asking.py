@@ -33,9 +33,9 @@ from runtime.types import (
     ToolCall,
     ToolCallDelta,
 )
+from tests.waiting import PATIENCE_S
 
 GREEDY = SamplingParams(temperature=0.0)
-PATIENCE_S = 60.0
 PROBED_S = 90.0
 """A store that failed is tried again a minute later at most."""
 

@@ -28,10 +28,10 @@ from store import slots
 from store.block_names import HashChain
 from store.slots import StagedSlot
 from store.types import SlotHeader
+from tests.waiting import PATIENCE_S
 
 BLOCK_TOKENS = 16
 SLICE_TOKENS = 32
-PATIENCE_S = 60.0
 _REQUEST = GenerateRequest(request_id="r", model="m", prompt=TokenPrompt(token_ids=()))
 
 

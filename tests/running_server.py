@@ -25,10 +25,10 @@ from runtime.keys import read_admin_token
 from tests import forked_server
 from tests.forked_server import ForkedProcess, can_fork
 from tests.forked_worker import SLOW_LOADS
-from tests.waiting import pause, until
+from tests.waiting import PATIENCE_S, pause, until
 
 ROOT = Path(__file__).parent.parent
-START_S = 60.0
+START_S = PATIENCE_S
 STORE_S = 3.0
 ANSWER_S = 150.0
 """A model that is loaded may wait a minute for a slow store before it answers, and be swapped."""

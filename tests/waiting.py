@@ -4,6 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+PATIENCE_S = 120.0
+"""Far longer than anything takes, the load of a model beside other tests included: a test that
+would pass does not end for it.
+"""
+
 _PERIOD_S = 0.005
 _ASKING_PERIOD_S = 0.02
 
@@ -13,7 +18,7 @@ def pause() -> None:
     time.sleep(_ASKING_PERIOD_S)
 
 
-async def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> float:
     """Wait until `condition()` is true; the seconds it took.
 
     Raises:

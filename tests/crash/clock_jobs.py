@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from api.jobs import SteadyScheduler
+from tests.waiting import PATIENCE_S
 
 EVERY_S = 0.05
 DAY_S = 86_400.0
@@ -39,7 +40,7 @@ async def run(steps: list[str]) -> dict[str, int]:
     scheduler.every(DAY_S, counted("daily"), "daily")
     scheduler.every(EVERY_S, counted("short"), "short")
     scheduler.start()
-    async with asyncio.timeout(30), runs:
+    async with asyncio.timeout(PATIENCE_S), runs:
         await runs.wait_for(lambda: counts["daily"] == 1 and counts["short"] >= 1)
         for step in steps:
             before, seen_s = counts["short"], time.time()

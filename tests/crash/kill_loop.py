@@ -40,7 +40,7 @@ from tests.random_asks import Ask
 from tests.running_server import COMPLETIONS, RunningServer, hearth, running, started
 from tests.slot_samples import is_served
 from tests.tiny_models import write_model
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 BLOCK = 16
 MAX_TOKENS = 700
@@ -245,7 +245,7 @@ class KillLoop:
             thread.start()
         for thread in (*threads, killer):
             thread.join()
-        worker.wait(20)
+        worker.wait(PATIENCE_S)
         assert "Traceback" not in server.stderr, server.stderr
         for error in errors:
             raise error

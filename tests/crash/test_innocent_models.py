@@ -18,6 +18,7 @@ import pytest
 
 from tests.conversation import Conversation
 from tests.running_server import CHAT, ROOT, RunningServer, environment, free_port, running
+from tests.waiting import PATIENCE_S
 
 FEW_FILES = 256
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -145,7 +146,7 @@ def test_a_hangup_drains_and_says_so(tmp_path: Path, models_dir: Path):
             next(lines)
             os.kill(server.process.pid, signal.SIGHUP)
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert server.process.wait(90) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert "SIGHUP" in server.stderr
 
 

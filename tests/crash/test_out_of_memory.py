@@ -17,6 +17,7 @@ from runtime.supervisor.crashes import Crashes, CrashRecord
 from tests.conversation import CODE, Conversation
 from tests.crash.server_store import check_store, wait_until_durable
 from tests.running_server import CHAT, running
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits the memory of a process that runs"
@@ -46,7 +47,7 @@ def killed_by_the_system(pid: int) -> Generator[None]:
         pytest.skip(f"no control group that limits memory can be made here: {error}")
     yield
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(20)
+        psutil.Process(pid).wait(PATIENCE_S)
     group.rmdir()
 
 

@@ -11,9 +11,9 @@ import httpx
 from tests.conversation import CODE, Conversation
 from tests.crash.server_store import check_store, wait_until_durable
 from tests.running_server import CHAT, RunningServer, running
+from tests.waiting import PATIENCE_S
 
 GRACE_S = 1.0
-PATIENCE_S = 30.0
 """Far more than the grace, far less than the answer below takes."""
 
 CONFIG = f'default_model = "hearth-tiny"\nstop_timeout_s = {GRACE_S}\n'

@@ -218,6 +218,6 @@ async def test_the_deadline_ends_prefilling_and_waiting(narrow: Supervisor):
 
 
 async def test_sequences_of_very_different_length_run_together(narrow: Supervisor):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         said = await ask(narrow, TokenPrompt(token_ids=LONG.token_ids[:5000]), max_tokens=5)
     assert said.finished.usage.num_prompt_tokens == 5000

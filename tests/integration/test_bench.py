@@ -30,7 +30,7 @@ from ops.bench.peers import BEGIN, END, with_table
 from runtime.config.settings import Settings
 from runtime.embedded import HEARTH_TINY
 from tests.running_server import running
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 OVER_HTTP = {"cold", "retry", "follow-up", "sibling", "mid-edit", "1 stream", "2 streams"}
 
@@ -199,7 +199,7 @@ async def test_a_run_that_is_asked_to_end_takes_its_server_with_it(kind: list[st
         await until(lambda: len(this.children(recursive=True)) > 1, "a server with a worker")
         started = this.children(recursive=True)
         measuring.terminate()
-        assert measuring.wait(60) == 128 + signal.SIGTERM
+        assert measuring.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert psutil.wait_procs(started, timeout=10)[1] == []
 
 

@@ -24,7 +24,7 @@ from api.http.errors import status_of
 from api.http.framing import MAX_HEAD_BYTES, Malformed
 from api.http.http1 import LINGER_READS, Bounded, Connections, HttpConnection, most_connections
 from tests.unit.test_framing import BAD, CHUNKED, GET, NOT_SPOKEN, TOO_LARGE, head, split
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ async def told_to(parser: str, pieces: list[bytes]) -> tuple[bytes, list[str]]:
         for piece in pieces:
             protocol.data_received(piece)
             await asyncio.sleep(0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await read_all(theirs)
     return answer, house.asked
 

@@ -37,7 +37,7 @@ from tests.running_server import (
     streaming,
 )
 from tests.running_server import hearth as command
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_who_types_is_told_of_a_refusal_and_goes_on(server: RunningServer):
     ) as process:
         os.close(theirs)
         os.write(ours, b"Hi\n/modle x\n/bye\n")
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         said = process.stderr.read().decode()
     os.close(ours)
@@ -451,7 +451,7 @@ def test_commands_find_the_server_of_their_home_on_whatever_port_it_is(tmp_path:
         lost = command("ps", *found, "--port", "1")
         assert (lost.returncode, f"is at {url}" in lost.stderr) == (3, True)
         with started(home) as second:
-            assert second.process.wait(60) == 1
+            assert second.process.wait(PATIENCE_S) == 1
             assert f"Another server runs there at {url}" in second.stderr
         assert stat.S_IMODE((home / "server.url").stat().st_mode) == 0o600
     assert read_url(home) is None, "it is gone"

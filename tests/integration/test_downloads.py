@@ -13,7 +13,7 @@ import pytest
 from runtime.embedded import HEARTH_TINY
 from tests.hub import REPO, Hub, hub_of
 from tests.running_server import CHAT, RunningServer, hearth, started
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FILES = {path.name: path.read_bytes() for path in HEARTH_TINY.iterdir() if path.is_file()}
 CONFIG = f'allow_download = true\n[models.far]\nrepo = "{REPO}"\naliases = ["away"]\n'
@@ -115,7 +115,7 @@ async def test_a_download_ends_with_a_server_that_was_killed(hub: Hub, tmp_path:
         await until(lambda: downloads_of(server), "the download")
         (download,) = downloads_of(server)
         server.process.kill()
-        download.wait(30)
+        download.wait(PATIENCE_S)
 
 
 def test_what_may_be_downloaded_is_no_mistake(tmp_path: Path):

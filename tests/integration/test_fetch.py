@@ -28,6 +28,7 @@ from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Image, Messa
 from runtime.worker.vision.fetch import PUBLIC, FetchPolicy, fetch, is_public
 from runtime.worker.vision.fetched import Fetched
 from runtime.worker.vision.fetcher import Fetcher, names_pictures
+from tests.waiting import PATIENCE_S
 
 FIELD = "messages[0].content[0].image_url.url"
 IMAGE = b"\x89PNG these are the bytes"
@@ -280,19 +281,19 @@ def test_requests_come_back_with_their_pictures_or_are_refused(place: tuple[str,
     whole = request("whole", f"{url}/image.png?size=1", f"{url}/moved")
     assert names_pictures(whole)
     fetcher.take(whole)
-    found = answers.get(timeout=10)
+    found = answers.get(timeout=PATIENCE_S)
     assert isinstance(found, GenerateRequest)
     assert not names_pictures(found)
     assert isinstance(found.prompt, ChatPrompt)
     (message,) = found.prompt.messages
     assert [image.data for image in message.images] == [b"here", IMAGE, IMAGE]
     fetcher.take(request("lost", f"{url}/nothing"))
-    name, error = cast("tuple[str, InvalidRequest]", answers.get(timeout=10))
+    name, error = cast("tuple[str, InvalidRequest]", answers.get(timeout=PATIENCE_S))
     assert (name, error.param) == ("lost", FIELD)
     fetcher.take(request("dropped", f"{url}/drip"))
     fetcher.drop("dropped")
     fetcher.take(request("last", f"{url}/nothing"))
-    name, _ = cast("tuple[str, InvalidRequest]", answers.get(timeout=10))
+    name, _ = cast("tuple[str, InvalidRequest]", answers.get(timeout=PATIENCE_S))
     assert name == "last"
 
 
@@ -315,7 +316,7 @@ class Turns:
         self._num_taken += 1
         name = f"r{self._num_taken}"
         self.fetcher.take(request(name, *urls, tenant=tenant, came_after=came_after))
-        prompt = self._answers.get(timeout=10).prompt
+        prompt = self._answers.get(timeout=PATIENCE_S).prompt
         assert isinstance(prompt, ChatPrompt)
         images = [image.data for image in prompt.messages[0].images[1:]]
         return images, len(_Handler.asked) - before
@@ -369,13 +370,13 @@ def test_a_picture_that_is_on_its_way_when_something_is_deleted_is_not_kept(
 
     def show(handler: _Handler) -> bytes:
         here.set()
-        may_go.wait(10)
+        may_go.wait(PATIENCE_S)
         return IMAGE
 
     monkeypatch.setattr(_Handler, "shown", property(show))
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(turns.take, f"{url}/changing.png")
-        assert here.wait(10)
+        assert here.wait(PATIENCE_S)
         turns.fetcher.forget(1)
         may_go.set()
         assert asked.result() == ([IMAGE], 1)
@@ -393,7 +394,7 @@ def test_what_may_not_be_fetched_is_refused_whatever_was_fetched_before(
     fetcher = Fetcher(answers.put, lambda _, error: answers.put(error), policy, fetched)
     for _ in range(2):
         fetcher.take(request("r", f"{url}/inside"))
-        refused = answers.get(timeout=10)
+        refused = answers.get(timeout=PATIENCE_S)
         assert isinstance(refused, InvalidRequest)
         assert "public internet" in refused.message
 

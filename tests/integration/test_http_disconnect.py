@@ -131,6 +131,8 @@ async def state_of(client: httpx.AsyncClient, model: str) -> str | None:
 
 
 async def test_a_client_that_reads_nothing_can_still_leave(server: RunningServer) -> None:
+    assert server.post(COMPLETIONS, SHORT).status_code == 200, "its model is loaded"
+    await until(lambda: num_running(server) == 0, "nothing is left of the tests before")
     body = LONG | {"n": 16, "logprobs": 5, "stream": True}
     payload = json.dumps(body).encode()
     head = (

@@ -34,7 +34,7 @@ from tests.running_server import (
     streaming,
     workers_of,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SERVICE_STOP_S = 120.0
 NEEDED_FOR_LIVENESS = {"api", "runtime", "uvicorn", "uvloop", "httptools", "msgspec", "click"} | {
@@ -143,7 +143,7 @@ def test_the_server_process_has_no_mlx_in_it(server: RunningServer) -> None:
 def refused(home: Path, *flags: str, config: str = "", **variables: str) -> tuple[int, str]:
     """Exit status and message of a server that does not start."""
     with started(home, *flags, config=config, is_fresh=False, **variables) as server:
-        return server.process.wait(20), server.stderr
+        return server.process.wait(PATIENCE_S), server.stderr
 
 
 def test_a_port_that_is_taken_is_named_with_the_remedy(
@@ -326,7 +326,7 @@ async def test_a_signal_lets_running_answers_finish_and_closes_idle_connections(
             events = await stream.rest()
         assert events[-1] == "[DONE]"
         assert events[-2]["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert idle.recv(1000) == b""
         assert "Traceback" not in server.stderr
 
@@ -341,7 +341,7 @@ async def test_an_answer_that_takes_longer_than_the_grace_ends_with_an_error(
             events = await stream.rest()
         assert events[-1]["error"]["type"] == "server_error"
         assert "stopp" in events[-1]["error"]["message"], events[-1]
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert "Traceback" not in server.stderr
 
 
@@ -353,7 +353,7 @@ async def test_a_second_signal_waits_for_nothing(tmp_path: Path, models_dir: Pat
             await until(lambda: status(server, "/health/live") == 0, "the first one is heeded")
             assert server.process.poll() is None
             server.process.send_signal(signal.SIGINT)
-            server.process.wait(20)
+            server.process.wait(PATIENCE_S)
             # Who had waited for the answer would have sent all of it.
             with suppress(httpx.RemoteProtocolError):
                 await stream.rest()
@@ -397,7 +397,7 @@ async def test_a_signal_refuses_what_waits_answers_what_runs_and_leaves_nobody_b
                 assert answer.json()["usage"]["prompt_tokens"] > 500
             else:
                 assert_refused(answer)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert "Traceback" not in server.stderr
         assert [one for one in workers if one.is_running()] == []
 
@@ -424,7 +424,7 @@ async def test_a_signal_refuses_at_once_who_waits_behind_an_answer_of_another_mo
             events = await stream.rest()
         assert events[-1] == "[DONE]"
         assert len(events) > num_before
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 async def test_a_signal_while_a_model_writes_its_kv_loses_none_of_it(
@@ -444,7 +444,7 @@ async def test_a_signal_while_a_model_writes_its_kv_loses_none_of_it(
             await until(lambda: status(server, "/health/live") == 0, "the signal is heeded")
             assert_refused(await asked)
             worker.resume()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert "Traceback" not in server.stderr
         assert not worker.is_running()
     with running(tmp_path, config=config(models_dir, more)) as server:

@@ -18,7 +18,7 @@ import pytest
 
 from runtime.keys import digest_of, read_admin_token
 from tests.running_server import CHAT, COMPLETIONS, RunningServer, hearth, running, started
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 KEY, ADMIN = "alice-key", "the-admin-key"
 CONFIG = f"""
@@ -510,5 +510,5 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut_off_as_well(impatient: R
 
 def test_a_server_for_other_machines_does_not_start_without_keys(tmp_path: Path):
     with started(tmp_path, config='host = "0.0.0.0"') as server:
-        assert server.process.wait(30) == 2
+        assert server.process.wait(PATIENCE_S) == 2
         assert "allow_remote" in server.stderr

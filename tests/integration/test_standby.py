@@ -20,7 +20,7 @@ from tests.lone_worker import lone_settings, lone_worker
 from tests.tiny_models import write_model
 from tests.waiting import until
 
-IMPORT_S = 30.0
+IMPORT_S = 60.0
 
 
 @pytest.fixture(scope="module")

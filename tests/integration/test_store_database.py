@@ -30,6 +30,7 @@ from store.records import Records
 from store.tables import APPLICATION_ID, SCHEMA_VERSION, Table
 from store.types import RunFigures
 from tests.store_samples import MODEL, chain, opened
+from tests.waiting import PATIENCE_S
 
 
 def put_counter(database: Database, name: str):
@@ -192,7 +193,7 @@ def test_a_newer_schema_is_never_touched(tmp_path: Path):
 def test_what_one_closure_raises_undoes_only_that_one(tmp_path: Path):
     with opened(tmp_path) as database:
         gate = threading.Event()
-        first = database.submit(lambda _: gate.wait(30))
+        first = database.submit(lambda _: gate.wait(PATIENCE_S))
 
         def half(connection: Connection) -> None:
             connection.exec_driver_sql("INSERT INTO counters VALUES ('d', 'half', 1.0)")

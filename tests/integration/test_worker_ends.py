@@ -103,7 +103,7 @@ async def test_a_kill_reaches_a_worker_that_is_already_being_ended(tmp_path: Pat
     async with lone_worker(settings, models / "slow") as worker:
         process = worker.process
         running = worker.submit(request(SLOW))
-        await until(lambda: process.state == "wedged", "its wedge", timeout_s=30)
+        await until(lambda: process.state == "wedged", "its wedge")
         assert running.is_finished
         assert not process.is_gone
         process.kill()

@@ -24,8 +24,8 @@ from tests.tiny_models import write_model
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
-HELLO_S = 60.0
-NOTICED_S = 30.0
+HELLO_S = 120.0
+NOTICED_S = 120.0
 
 
 @pytest.fixture(scope="module")

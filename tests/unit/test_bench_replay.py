@@ -13,6 +13,7 @@ from api.bench.agents.figures import agents_rows, num_computed, percentile, shar
 from api.bench.agents.gate import MAX_FAILURES, Gate, Happening, ReplayEnded
 from api.bench.agents.replay import ServerRun, TurnRecord
 from api.bench.recipes import RecipeError
+from tests.waiting import PATIENCE_S
 
 
 def turn(agent: str, number: int, ttft_ms: float, **others: object) -> TurnRecord:
@@ -31,7 +32,7 @@ def test_nothing_runs_while_something_happens_and_all_is_counted():
     gate.leave(is_answered=True)
     assert done == []
     gate.leave(is_answered=True)
-    third.join(30)
+    third.join(PATIENCE_S)
     assert done == ["restart", "entered 1"]
     assert gate.happened == ["restart"]
 

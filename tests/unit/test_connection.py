@@ -7,8 +7,7 @@ import threading
 
 from runtime.wire import Heartbeat, Hello
 from runtime.worker.connection import Sender
-
-PATIENCE_S = 10.0
+from tests.waiting import PATIENCE_S
 
 
 def test_nobody_waits_for_what_is_said_when_the_server_is_gone():

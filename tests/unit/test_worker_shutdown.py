@@ -11,8 +11,7 @@ from runtime.wire import Event, Flushed, Flushing
 from runtime.worker.shutdown import EXIT_OVERDUE, Deadline, flush
 from store.slots import StagedSlot
 from tests.slot_samples import sample
-
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 def job(number: int) -> WriteJob:

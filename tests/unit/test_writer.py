@@ -18,8 +18,8 @@ from store.keyed_names import NOBODY, Asker
 from store.slots import StagedSlot
 from store.types import TensorData
 from tests.slot_samples import sample, slot_id
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 LARGE_BYTES = 16 << 20
 
 MINE = Asker("m", "mine")
