@@ -225,6 +225,8 @@ class Scheduler:
         """
         if not (self.joins_prompts and _is_tiny(first)) or _rank(first) == _WARMING:
             return ()
+        if self._num_groups_passed:  # somebody waits for memory, whom few may pass
+            return ()
         others = [one for one in self.waiting if one is not first and _is_tiny(one)]
         alike = [one for one in others if _rank(one) == _rank(first)]
         num_rows = min(self._max_batch - num_running, _TOGETHER) - len(self._joining) - 1

@@ -715,3 +715,27 @@ def test_all_of_a_common_forward_have_memory():
     one = of_one_byte.of(reserved_tokens(40, 0, 8))
     memory = RowMemory(of_one_byte, is_batched=False, pool_bytes=2 * one)
     assert together(joining_scheduler(40, 40, 40, memory=memory)) == ["0", "1"]
+
+
+def test_whoever_waits_for_memory_is_passed_by_no_more_because_they_are_computed_together():
+    footprint = RowFootprint(per_token=1)
+    one = footprint.of(reserved_tokens(40, 0, 8))
+    memory = RowMemory(footprint, is_batched=False, pool_bytes=footprint.of(5_000 + 8) + one // 2)
+    scheduler = joining_scheduler(memory=memory)
+    running = new_group(40, name="running")
+    scheduler.add(running)
+    carry_out(scheduler, scheduler.plan(0))
+    scheduler.plan(0)
+    large = new_group(5_000, name="large")
+    scheduler.add(large)
+    passed = 0
+    for number in range(40):
+        for _ in range(4):
+            scheduler.add(new_group(40, name=str(number)))
+        plan = scheduler.plan(1, running.sequences)
+        passed += sum(group is not large for group in plan.prefills)
+        scheduler.on_decode(1.0)
+        if plan.prefill is not None:
+            for group in plan.prefills:
+                scheduler.remove(group)
+    assert 0 < passed <= 8
