@@ -98,10 +98,10 @@ class Publisher:
             self._noting = note(store, channel.model_hash, told)
 
     async def noted(self) -> None:
-        """Wait until all that was heard so far is noted."""
+        """Wait until all that was heard so far is noted; who stops waiting disturbs nobody."""
         if (noting := self._noting) is not None:
             with suppress(StoreError):
-                await asyncio.wrap_future(noting)
+                await asyncio.shield(asyncio.wrap_future(noting))
 
     async def forget(self, whom: Whom, models: Models = None) -> ForgetOutcome:
         """Have forgotten what of a conversation is not published.

@@ -21,6 +21,7 @@ from runtime.slot_events import (
     KvNews,
     KvReport,
     RoomGiven,
+    SlotQueued,
     SlotsGone,
     SlotStaged,
 )
@@ -172,6 +173,23 @@ async def test_publishing_that_broke_off_leaves_nothing_of_a_chain_and_nobody_wa
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(deleting, other)
     assert not staged.path.exists()
+
+
+async def test_a_client_that_leaves_while_something_is_noted_disturbs_nobody_else(desk: Desk):
+    store, written = desk.life.store, threading.Event()
+    assert store is not None
+    before = store.database.submit(lambda _: written.wait(PATIENCE_S))
+    desk.publisher.note(desk.worker, SlotQueued(slot_id(1), Asker("m"), ()))
+    leaving, staying = (asyncio.create_task(desk.publisher.noted()) for _ in range(2))
+    await turns_of_the_loop()
+    leaving.cancel()
+    await turns_of_the_loop()
+    written.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await staying
+        await desk.publisher.noted()
+    assert before.result()
+    assert leaving.cancelled()
 
 
 async def test_who_deletes_does_not_wait_for_a_worker_that_has_ended(desk: Desk):
