@@ -26,7 +26,7 @@ from runtime.wire import Ready
 MODELS = ("a", "b", "c")
 NEEDS = {"a": 40, "b": 50, "c": 60}
 ROOM = 100
-LIMIT_S = 120.0
+LIMIT_S = 30.0
 MAX_OPEN = 12
 KEEP_ALIVE_S = 900.0
 

@@ -9,6 +9,7 @@ shares more with that than that shared with any other.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -68,6 +69,16 @@ class KnownHead(NamedTuple):
     last_used_s: float
 
 
+class Published(NamedTuple):
+    """A head that is there from now on, and those of its blocks of which there is no slot: others
+    went while it was on its way, and with them what nobody else owned yet. Who has them writes them
+    again.
+    """
+
+    known: KnownHead
+    lacking: tuple[BlockKey, ...]
+
+
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences begin with together."""
     least = min(len(one), len(other))
@@ -107,7 +118,7 @@ class Heads:
         """Where a head is made before it is published."""
         return self._folder / temp_name(uuid4().hex)
 
-    def publish(self, staged: Path, received: int) -> KnownHead | None:
+    def publish(self, staged: Path, received: int) -> Published | None:
         """Have the head of a turn that ended, or None where it is of what was deleted since.
 
         Its request came when the last deletion had the number `received`. It replaces the head of
@@ -131,7 +142,7 @@ class Heads:
         known = self._learn(head, token_ids, self._path(head.id).stat().st_mtime)
         if before is not None and before != head.id:
             self._forget([before])
-        return known
+        return Published(known, tuple(one for one in known.blocks if not self._slots.has(one)))
 
     def settle(self, oldest_received: int) -> None:
         """No request is open any more that came before the deletion after this one."""
@@ -194,6 +205,15 @@ class Heads:
         ]
         return self._forget(gone)
 
+    def sweep(self, before_s: float) -> list[BlockKey]:
+        """Remove slots through which no head goes, and which were written before that time; these.
+
+        A worker that ends in the middle of a turn leaves them behind. A turn that goes on and found
+        one of them there is told that it lacks it.
+        """
+        ownerless = [key for key in self._slots.found() if self.num_through[key] <= 0]
+        return self._drop(one for one in ownerless if self._slots.written_s(one) < before_s)
+
     def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
         """The head used last that has a turn of this name, and that turn."""
         turns = ((one, turn) for one in self.known.values() for turn in one.head.turns)
@@ -254,9 +274,7 @@ class Heads:
                 continue
             self._learn(head, token_ids, entry.stat().st_mtime)
         self._finish_replacing()
-        for key in list(self._slots.keys()):
-            if self.num_through[key] <= 0:
-                self._slots.remove(key)
+        self.sweep(before_s=math.inf)
 
     def _finish_replacing(self) -> None:
         """Remove heads whose successors were published right before the end."""

@@ -120,11 +120,11 @@ class Slots:
             with suppress(FileNotFoundError), reported(path):
                 path.unlink()
 
-    def keys(self) -> Iterator[BlockKey]:
+    def found(self) -> Iterator[BlockKey]:
         """All that are there, without opening them; unfinished files of dead processes go."""
         with suppress(FileNotFoundError), os.scandir(self._root) as folders:
             for folder in folders:
-                yield from self._keys_in(folder)
+                yield from self._found_in(folder)
 
     def num_bytes(self, key: BlockKey) -> int:
         """What its file takes; 0 without one."""
@@ -132,7 +132,13 @@ class Slots:
             return self.path(key).stat().st_size
         return 0
 
-    def _keys_in(self, folder: os.DirEntry[str]) -> Iterator[BlockKey]:
+    def written_s(self, key: BlockKey) -> float:
+        """When its file was written, by the wall clock; 0 without one."""
+        with suppress(FileNotFoundError):
+            return self.path(key).stat().st_mtime
+        return 0.0
+
+    def _found_in(self, folder: os.DirEntry[str]) -> Iterator[BlockKey]:
         model = _bytes_of(folder.name)
         if model is None or not folder.is_dir(follow_symlinks=False):
             return

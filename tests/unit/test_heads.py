@@ -10,8 +10,7 @@ import itertools
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -23,16 +22,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from store.block_names import HashChain, pack_ids
 from store.blocks.head_file import Head, Owner, Turn, write_head
-from store.blocks.heads import Heads, KnownHead, Whom
+from store.blocks.heads import Heads, Published, Whom
 from store.blocks.kv_file import Tensor
 from store.blocks.slots import BlockKey, SlotAbout, Slots
-from store.errors import SlotDamaged, SlotMissing
 from store.temp_names import TEMPORARY
 
 BLOCK = 4
 MODEL = b"m" * 16
 CHAIN = HashChain(b"secret", MODEL, block_size=BLOCK)
 SYSTEMS = [list(range(1, 1 + number)) for number in (0, 3, 4, 9)]
+
+
+RARELY = st.integers(0, 7).map(lambda number: number == 7)
+"""What ends all that is in flight; else nothing ever comes to its end."""
 
 
 class Killed(Exception):
@@ -44,6 +46,7 @@ class InFlight(NamedTuple):
     head: Head
     token_ids: list[int]
     received: int
+    staged: Path
 
 
 def kv_of(token_ids: Sequence[int], start: int, end: int) -> bytes:
@@ -79,7 +82,12 @@ class Machine(RuleBasedStateMachine):
         self.own_tokens: dict[int, list[int]] = {}
         self.deleted: set[int] = set()
         self.lost_slots: set[bytes] = set()
+        self.headless: set[int] = set()
         self.open()
+        for system in SYSTEMS[1:]:
+            self.start_one(system, 3)
+            self.write_one(self.flight[-1])
+            self.publish_one(self.flight[-1])
 
     def before_change(self) -> None:
         if self.fuse is not None:
@@ -115,16 +123,23 @@ class Machine(RuleBasedStateMachine):
         new = [next(self.fresh) for _ in range(num_new)]
         self.own_tokens.setdefault(conversation, []).extend(new)
         head = head_of(self.session[conversation], [*said, *new], len(said))
-        self.flight.append(InFlight(conversation, head, [*said, *new], self.heads.number))
+        staged = self.heads.staging_path()
+        self.flight.append(InFlight(conversation, head, [*said, *new], self.heads.number, staged))
 
     @rule(system=st.sampled_from(SYSTEMS), num=st.integers(3, 14), is_named=st.booleans())
     def start(self, system: list[int], num: int, is_named: bool) -> None:
+        self.start_one(system, num, is_named=is_named)
+
+    def start_one(self, system: list[int], num: int, *, is_named: bool = True) -> None:
         conversation = next(self.numbers)
         self.session[conversation] = b"s%d" % conversation if is_named else b""
         self.ask(conversation, system, num)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), num=st.integers(1, 14))
+    def go_on_with_one(self, data: st.DataObject, num: int) -> None:
+        self.go_on(data, num)
+
     def go_on(self, data: st.DataObject, num: int) -> None:
         idle = [one for one in self.live if all(one != each.conversation for each in self.flight)]
         if idle:
@@ -134,26 +149,80 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.flight)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        one = self.flight.pop(data.draw(st.integers(0, len(self.flight) - 1)))
-        kept: list[KnownHead | None] = []
+        """A turn is written and published, and nothing comes between."""
+        one = data.draw(st.sampled_from(self.flight))
+        self.write_one(one)
+        if one in self.flight and one.staged.exists():
+            self.publish_one(one)
 
+    @precondition(lambda self: self.flight)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        """A worker writes the slots of a turn, and stages its head."""
+        self.write_one(data.draw(st.sampled_from(self.flight)))
+
+    def write_one(self, one: InFlight) -> None:
         def work() -> None:
             self.check_known(one)
-            for number, name in enumerate(CHAIN.block_hashes(one.token_ids)):
-                span = slice(number * BLOCK, (number + 1) * BLOCK)
-                kv = Tensor("kv", "U8", (BLOCK,), kv_of(one.token_ids, span.start, span.stop))
-                if self.slots.put(SlotAbout(MODEL, name), one.token_ids[span], [kv]):
-                    self.lost_slots.discard(name)
-            staged = self.heads.staging_path()
-            write_head(staged, one.head, one.token_ids)
-            kept.append(self.heads.publish(staged, one.received))
+            self.put(one, range(len(CHAIN.block_hashes(one.token_ids))))
+            write_head(one.staged, one.head, one.token_ids)
 
-        if self.survives(work) and kept[-1] is not None:
+        self.survives(work)
+
+    def put(self, one: InFlight, numbers: Iterable[int]) -> None:
+        names = CHAIN.block_hashes(one.token_ids)
+        for number in numbers:
+            span = slice(number * BLOCK, (number + 1) * BLOCK)
+            kv = Tensor("kv", "U8", (BLOCK,), kv_of(one.token_ids, span.start, span.stop))
+            if self.slots.put(SlotAbout(MODEL, names[number]), one.token_ids[span], [kv]):
+                self.lost_slots.discard(names[number])
+
+    @precondition(lambda self: any(one.staged.exists() for one in self.flight))
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        """The turn's head is published, and its worker writes again what left meanwhile."""
+        staged = [each for each in self.flight if each.staged.exists()]
+        self.publish_one(data.draw(st.sampled_from(staged)))
+
+    def publish_one(self, one: InFlight) -> None:
+        self.flight.remove(one)
+        names = CHAIN.block_hashes(one.token_ids)
+        left = {name for name in names if not self.slots.has(BlockKey(MODEL, name))}
+        answers: list[Published | None] = []
+
+        def work() -> None:
+            answer = self.heads.publish(one.staged, one.received)
+            if answer is not None:
+                self.put(one, [names.index(key.name) for key in answer.lacking])
+            answers.append(answer)
+
+        is_answered = self.survives(work)
+        if one.head.id in self.heads.known:
             assert one.conversation not in self.deleted, "what was deleted stays deleted"
-            self.said[one.conversation] = one.token_ids
-            self.head_ids[one.conversation] = one.head.id
-        elif kept:
+            self.keep(one.conversation, one.token_ids, one.head.id)
+            self.lost_slots = self.lost_slots - left if is_answered else self.lost_slots | left
+            self.check_known(one)
+        elif is_answered:
+            assert answers == [None]
             assert one.conversation in self.deleted or self.begins_like_a_deleted(one)
+
+    def keep(self, conversation: int, token_ids: list[int], head_id: str) -> None:
+        self.said[conversation] = token_ids
+        self.head_ids[conversation] = head_id
+        self.headless.discard(conversation)
+
+    @precondition(lambda self: self.flight)
+    @rule(data=st.data())
+    def lose_a_worker(self, data: st.DataObject) -> None:
+        """What it had under way never comes, and what it wrote of that goes."""
+        one = data.draw(st.sampled_from(self.flight))
+        self.flight.remove(one)
+
+        def work() -> None:
+            one.staged.unlink(missing_ok=True)
+            self.heads.sweep(before_s=float("inf"))
+
+        self.survives(work)
 
     def begins_like_a_deleted(self, one: InFlight) -> bool:
         """It has no session and begins like one that was deleted while it was in flight: it is
@@ -163,10 +232,26 @@ class Machine(RuleBasedStateMachine):
         return not one.head.owner.session and any(each[0] == one.token_ids[0] for each in gone)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), fuse=st.none() | st.integers(0, 12))
+    @rule(data=st.data(), fuse=st.none() | st.none() | st.integers(0, 12))
     def delete(self, data: st.DataObject, fuse: int | None) -> None:
-        conversation = data.draw(st.sampled_from(self.live))
+        self.delete_one(data.draw(st.sampled_from(self.live)), fuse)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), num=st.integers(1, 14), is_written=st.booleans())
+    def delete_what_is_answered(self, data: st.DataObject, num: int, is_written: bool) -> None:
+        """Its turn ends later, and it may be written before or after the deletion."""
+        self.go_on(data, num)
+        flying = [one for one in self.flight if one.conversation in self.live]
+        if flying:
+            one = data.draw(st.sampled_from(flying))
+            if is_written:
+                self.write_one(one)
+            self.delete_one(one.conversation, None)
+
+    def delete_one(self, conversation: int, fuse: int | None) -> None:
         session = self.session[conversation]
+        if not session and conversation in self.headless:
+            return  # nobody can name it any more
         self.deleted.add(conversation)
         self.fuse = fuse
 
@@ -185,30 +270,30 @@ class Machine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         source = data.draw(st.sampled_from(self.live))
         end = data.draw(st.integers(1, len(self.said[source])))
-        if self.head_ids[source] not in self.heads.known:
+        if source in self.headless:
             return
         conversation = next(self.numbers)
         session = self.session[conversation] = b"f%d" % conversation
-        made: list[KnownHead] = []
 
         def work() -> None:
-            with suppress(SlotDamaged, SlotMissing):  # somebody damaged the head
-                made.append(self.heads.fork(self.head_ids[source], session, end))
+            self.heads.fork(self.head_ids[source], session, end)
 
         self.survives(work)
-        if made:
-            self.said[conversation] = self.said[source][:end]
-            self.head_ids[conversation] = made[0].head.id
+        its = (i for i, one in self.heads.known.items() if one.head.owner.session == session)
+        if head_id := next(its, None):
+            self.keep(conversation, self.said[source][:end], head_id)
 
     # What happens to the disk
 
-    @rule(fuse=st.integers(0, 8))
-    def be_killed_later(self, fuse: int) -> None:
-        self.fuse = fuse
+    @rule(fuse=st.integers(0, 8), is_meant=RARELY)
+    def be_killed_later(self, fuse: int, is_meant: bool) -> None:
+        if is_meant:
+            self.fuse = fuse
 
-    @rule()
-    def restart(self) -> None:
-        self.open()
+    @rule(is_meant=RARELY)
+    def restart(self, is_meant: bool) -> None:
+        if is_meant:
+            self.open()
 
     def files(self, folder: str) -> list[Path]:
         found = (self.root / folder).rglob("*.safetensors")
@@ -222,20 +307,18 @@ class Machine(RuleBasedStateMachine):
             self.lost_slots.add(bytes.fromhex(path.stem))
             self.spoil(path, data, is_removed=is_removed)
 
-    @rule(data=st.data())
-    def take_a_head(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_meant=RARELY)
+    def take_a_head(self, data: st.DataObject, is_meant: bool) -> None:
         """Damage of a head: its conversation is computed again, and nobody else's."""
-        if files := self.files("heads"):
-            path = data.draw(st.sampled_from(files))
-            self.spoil(path, data, is_removed=False)
-            self.open()
-            for conversation, head_id in self.head_ids.items():
-                if head_id == path.stem:
-                    names = CHAIN.block_hashes(self.said[conversation])
-                    owned = {key.name for one in self.heads.known.values() for key in one.blocks}
-                    self.lost_slots |= set(names) - owned
+        there = sorted({*self.live} - self.headless)
+        if not (there and is_meant):
+            return
+        conversation = data.draw(st.sampled_from(there))
+        self.spoil(self.root / "heads" / f"{self.head_ids[conversation]}.safetensors", data)
+        self.headless.add(conversation)
+        self.open()
 
-    def spoil(self, path: Path, data: st.DataObject, *, is_removed: bool) -> None:
+    def spoil(self, path: Path, data: st.DataObject, *, is_removed: bool = False) -> None:
         if is_removed:
             path.unlink()
             return
@@ -257,7 +340,7 @@ class Machine(RuleBasedStateMachine):
                 kv_of(one.token_ids, span.start, span.stop)
             ]
             whole = number + 1
-        if one.conversation in self.said and one.conversation not in self.deleted:
+        if one.conversation in {*self.live} - self.headless:
             kept = CHAIN.block_hashes(self.said[one.conversation])
             least = next((n for n, name in enumerate(kept) if name in self.lost_slots), len(kept))
             assert whole >= least, "what was kept is lost by nobody else's doing"
@@ -266,9 +349,9 @@ class Machine(RuleBasedStateMachine):
     def what_was_deleted_is_nowhere(self) -> None:
         if not hasattr(self, "heads"):
             return
-        flying = {one.conversation for one in self.flight}
         others = {token for one in self.live for token in self.said[one]}
-        gone = {token for one in self.deleted - flying for token in self.own_tokens.get(one, ())}
+        others |= {token for one in self.flight for token in one.token_ids}
+        gone = {token for one in self.deleted for token in self.own_tokens.get(one, ())}
         held = {token for path in self.root.rglob("*.safetensors") for token in tokens_in(path)}
         assert not (gone - others) & held
 
@@ -277,8 +360,9 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "heads") or self.flight or self.fuse is not None:
             return
         assert {path.stem for path in self.files("heads")} == set(self.heads.known)
+        assert {self.head_ids[one] for one in {*self.live} - self.headless} == set(self.heads.known)
         owned = {key for known in self.heads.known.values() for key in known.blocks}
-        assert set(self.slots.keys()) <= owned
+        assert set(self.slots.found()) <= owned
         assert {key for key, number in self.heads.num_through.items() if number > 0} == owned
 
     def teardown(self) -> None:
@@ -298,7 +382,7 @@ def tokens_in(path: Path) -> set[int]:
 
 TestHeads = Machine.TestCase
 TestHeads.settings = settings(
-    stateful_step_count=30,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
