@@ -57,6 +57,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Beside a failure, what the servers of its test said at last."""
+    del call
+    report = yield
+    if report.failed:
+        servers = getattr(item, "funcargs", {}).values()
+        said = [one.plight() for one in servers if isinstance(one, RunningServer)]
+        report.sections += [("what its server said at last", one) for one in said]
+    return report
+
+
 @pytest.fixture(scope="session")
 def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`tiny` and its copy `twin` work, `broken` looks like a model and cannot be loaded."""

@@ -108,7 +108,7 @@ class RunningServer:
         try:
             return self._http.request(method, path, **kwargs)
         except httpx.TimeoutException as error:
-            error.add_note(f"{method} {path}\n{self._plight()}")
+            error.add_note(f"{method} {path}\n{self.plight()}")
             raise
 
     def stream(self, method: str, path: str, **kwargs: Any) -> Any:
@@ -193,8 +193,8 @@ class RunningServer:
         finally:
             mark.unlink()
 
-    def _plight(self) -> str:
-        """What it is at while it gives no answer, as far as it says."""
+    def plight(self) -> str:
+        """What it is at while it gives no answer, as far as it says, and the end of its log."""
         try:
             models = httpx.get(f"{self.url}/running", timeout=5, trust_env=False).text
         except httpx.HTTPError as error:

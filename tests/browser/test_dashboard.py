@@ -17,7 +17,7 @@ from tests.model_folders import make_model
 from tests.running_server import CHAT, RunningServer, running
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 WIDE = ViewportSize(width=1440, height=900)
 PHONE = ViewportSize(width=390, height=844)
 SYSTEM = {"role": "system", "content": "kettle " * 300}
@@ -63,7 +63,7 @@ def opened(page: Page, server: RunningServer, complaints: list[str]) -> Page:
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(server.url)
     expect(page.locator("#connection")).to_have_text("Live", timeout=PATIENCE_MS)
-    expect(page.locator("#models tr").first).to_contain_text("hearth-tiny")
+    expect(page.locator("#models tr").first).to_contain_text("hearth-tiny", timeout=PATIENCE_MS)
     return page
 
 
@@ -119,7 +119,7 @@ def test_a_request_appears_while_it_runs_and_leaves_when_it_ends(page: Page, ser
     with server.stream("POST", CHAT, json=body):
         line = page.locator("#requests tr").first
         expect(line).to_contain_text("answering", timeout=PATIENCE_MS)
-        expect(line).to_contain_text("hearth-tiny")
+        expect(line).to_contain_text("hearth-tiny", timeout=PATIENCE_MS)
     expect(page.locator("#requests")).to_contain_text(
         "Nothing is being answered.", timeout=PATIENCE_MS
     )
