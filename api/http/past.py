@@ -152,7 +152,7 @@ def with_mended_past(body: bytes, kind: type[msgspec.Struct]) -> Mended | None:
         turns = msgspec.json.decode(given[history], type=list[msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return None
-    hint = next(one.type for one in msgspec.structs.fields(kind) if one.name == history)
+    hint = next(one.type for one in _fields(kind) if one.name == history)
     part = next(_structs_in(hint))
     ignored: list[str] = []
     for number, raw in enumerate(turns):
@@ -205,7 +205,7 @@ def _mended_object(
     given: dict[str, object], kind: type[msgspec.Struct], path: str, ignored: list[str]
 ) -> dict[str, object]:
     kept = dict(given)
-    for field in msgspec.structs.fields(kind):
+    for field in _fields(kind):
         name = field.encode_name
         at = f"{path}.{name}"
         if name in given:
@@ -246,7 +246,7 @@ def _stand_in(kind: object, name: str) -> object:
         if get_origin(part) is list:
             return []
         if isinstance(part, type) and issubclass(part, msgspec.Struct):
-            fields = (one for one in msgspec.structs.fields(part) if one.required)
+            fields = (one for one in _fields(part) if one.required)
             return {one.encode_name: _stand_in(one.type, one.encode_name) for one in fields}
     raise _Lost
 
@@ -271,6 +271,12 @@ def _fits(value: object, kind: object) -> bool:
     except msgspec.ValidationError:
         return False
     return True
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Of each of many objects it is asked, and each time all annotations would be compiled."""
+    return msgspec.structs.fields(kind)
 
 
 @lru_cache(maxsize=256)
