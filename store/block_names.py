@@ -66,3 +66,9 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian u32."""
     packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     return packed.tobytes()
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together."""
+    least = min(len(one), len(other))
+    return next((n for n in range(least) if one[n] != other[n]), least)

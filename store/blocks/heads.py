@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
-from store.block_names import HashChain
+from store.block_names import HashChain, num_common
 from store.blocks.head_file import Head, Owner, Turn, read_end, read_head, write_head
 from store.blocks.slots import BlockKey, Slots, nothing
 from store.disk import make_directory, reported, sync_directories
@@ -77,12 +77,6 @@ class Published(NamedTuple):
 
     known: KnownHead
     lacking: tuple[BlockKey, ...]
-
-
-def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together."""
-    least = min(len(one), len(other))
-    return next((n for n in range(least) if one[n] != other[n]), least)
 
 
 class Heads:

@@ -1,0 +1,240 @@
+"""KV in memory, by names.
+
+Pure: `K` is the KV of a piece, whatever that is. A *piece* is a block, or an *end*: fewer tokens
+than a block, behind one. Its name covers all tokens up to its last one, and `above` is the name of
+what is before it. So equal prefixes are one piece, and a prompt is found by its names alone.
+
+What holds, whatever happens:
+
+1. A piece has the tokens that its name says, and of one name there is one piece.
+2. A piece that is read, or behind which there is another one, is not evicted.
+3. An end that is the beginning of another piece behind the same name is not kept, but for a state.
+4. What was dropped is not found, and neither is what is behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from runtime.kv import eviction
+from store.block_names import HashChain, num_common
+from store.types import Candidate, TtlClass, decayed_hits
+
+K = TypeVar("K")
+
+
+@dataclass(eq=False, slots=True)
+class Piece(Generic[K]):
+    """A block or an end in memory.
+
+    `start` is the position of its first token. `has_state` says that `kv` has the state of layers
+    that cannot be sliced, as it was behind its last token. With `is_written` a slot has it.
+    """
+
+    name: bytes
+    above: bytes
+    start: int
+    token_ids: array[int]
+    kv: K
+    num_bytes: int
+    has_state: bool = False
+    is_written: bool = False
+    recompute_ms: float = 0.0
+    ttl_class: TtlClass = "long"
+    last_used_s: float = 0.0
+    hits: float = 0.0
+    awaited_s: float = 0.0
+    is_released: bool = False
+    num_readers: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+class Taken(NamedTuple, Generic[K]):
+    """The first `num_tokens` tokens of a piece."""
+
+    piece: Piece[K]
+    num_tokens: int
+
+
+class Found(NamedTuple, Generic[K]):
+    """The pieces that a prompt begins with, and how many tokens they are.
+
+    `num_known` tokens are in memory; fewer can be taken up where a state is needed and the last one
+    is before that. `above` names what was found as whole blocks, without regard to states.
+    """
+
+    taken: list[Taken[K]]
+    num_tokens: int
+    num_known: int
+    above: bytes
+
+
+class BlockMemory(Generic[K]):
+    """The pieces of one model. With `needs_state` a prompt is taken up where a state is only."""
+
+    def __init__(
+        self,
+        chain: HashChain,
+        budget_bytes: int,
+        *,
+        needs_state: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.chain = chain
+        self.budget_bytes = budget_bytes
+        self.num_bytes = 0
+        self.num_evicted = 0
+        self._needs_state = needs_state
+        self._clock = clock
+        self._pieces: dict[bytes, Piece[K]] = {}
+        self._behind: defaultdict[bytes, list[Piece[K]]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[Piece[K]]:
+        return iter(self._pieces.values())
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._pieces
+
+    def get(self, name: bytes) -> Piece[K] | None:
+        """The piece of this name, if it is in memory."""
+        return self._pieces.get(name)
+
+    def find(
+        self, token_ids: Sequence[int], names: Sequence[bytes], *, root: bytes = b"", limit: int
+    ) -> Found[K]:
+        """What of the first `limit` tokens is in memory; `names` are those of their blocks."""
+        size, ids = self.chain.block_size, array("I", token_ids[:limit])
+        taken: list[Taken[K]] = []
+        above = root or self.chain.root
+        for number, name in enumerate(names[: limit // size]):
+            piece = self._pieces.get(name)
+            if piece is None or piece.token_ids != ids[number * size : (number + 1) * size]:
+                break
+            taken.append(Taken(piece, size))
+            above = name
+        rest = ids[len(taken) * size :]
+        going_on = [(num_common(one.token_ids, rest), one) for one in self._behind.get(above, ())]
+        most, piece = max(going_on, key=lambda one: one[0], default=(0, None))
+        num_known = len(taken) * size + most
+        if self._needs_state:
+            taken = self._up_to_a_state(
+                taken, [one for num, one in going_on if num == len(one.token_ids)]
+            )
+        elif piece is not None and most:
+            taken.append(Taken(piece, most))
+        return Found(taken, sum(num for _, num in taken), num_known, above)
+
+    def _up_to_a_state(self, taken: list[Taken[K]], whole: Iterable[Piece[K]]) -> list[Taken[K]]:
+        """Of blocks, and of one of the pieces that go on from them whole, the deepest state."""
+        ends = [one for one in whole if one.has_state]
+        if ends:
+            longest = max(ends, key=lambda one: len(one.token_ids))
+            return [*taken, Taken(longest, len(longest.token_ids))]
+        deepest = max((n for n, one in enumerate(taken, 1) if one.piece.has_state), default=0)
+        return taken[:deepest]
+
+    def put(self, piece: Piece[K]) -> Piece[K] | None:
+        """Have a piece; the one that has its tokens from now on.
+
+        That is another one where they are there already. One with a state takes the place of one
+        without, and what waits for an end of its own is not kept where a longer piece has it.
+        """
+        there = self._pieces.get(piece.name)
+        if there is not None:
+            if piece.has_state and not there.has_state and not there.num_readers:
+                self.num_bytes += piece.num_bytes - there.num_bytes
+                there.kv, there.has_state, there.num_bytes = piece.kv, True, piece.num_bytes
+            return there
+        beside = self._behind[piece.above]
+        if not piece.has_state:
+            for one in beside:
+                if num_common(one.token_ids, piece.token_ids) == len(piece.token_ids):
+                    return one
+        for one in [each for each in beside if self._is_beginning(each, piece)]:
+            self._remove(one)
+        self._pieces[piece.name] = piece
+        self._behind[piece.above].append(piece)
+        self.num_bytes += piece.num_bytes
+        return piece
+
+    def _is_beginning(self, one: Piece[K], of: Piece[K]) -> bool:
+        num = len(one.token_ids)
+        is_free = not one.has_state and not one.num_readers and num < self.chain.block_size
+        return is_free and num_common(one.token_ids, of.token_ids) == num
+
+    def use(self, piece: Piece[K]) -> None:
+        """It was taken up now."""
+        now_s = self._clock()
+        piece.hits = decayed_hits(piece.hits, now_s - piece.last_used_s) + 1
+        piece.last_used_s, piece.is_released, piece.awaited_s = now_s, False, 0.0
+
+    def without_state(self, piece: Piece[K], kv: K, num_bytes: int) -> None:
+        """Have no state of a piece any more; `kv` is what else there is."""
+        self.num_bytes += num_bytes - piece.num_bytes
+        piece.kv, piece.num_bytes, piece.has_state = kv, num_bytes, False
+
+    def drop(self, names: Iterable[bytes]) -> list[Piece[K]]:
+        """Forget these pieces, whoever reads them; those that were there."""
+        found = [piece for name in names if (piece := self._pieces.get(name)) is not None]
+        for piece in found:
+            self._remove(piece)
+        return found
+
+    def shrink(self) -> list[Piece[K]]:
+        """Evict until the budget holds, as far as that can be; these."""
+        excess = self.num_bytes - self.budget_bytes
+        if excess <= 0:
+            return []
+        chosen = eviction.choose(self._candidates(), excess, self._clock())
+        gone = [self._pieces[bytes.fromhex(one)] for one in chosen]
+        for piece in gone:
+            self._remove(piece)
+        self.num_evicted += len(gone)
+        return gone
+
+    def _candidates(self) -> Iterator[Candidate]:
+        for piece in self._pieces.values():
+            if not piece.num_readers:
+                yield Candidate(
+                    id=piece.name.hex(),
+                    parent=piece.above.hex(),
+                    num_children=len(self._behind.get(piece.name, ())),
+                    size_bytes=max(piece.num_bytes, 1),
+                    recompute_ms=piece.recompute_ms,
+                    last_used_s=piece.last_used_s,
+                    hits=piece.hits,
+                    ttl_class=piece.ttl_class,
+                    awaited_s=piece.awaited_s,
+                    is_released=piece.is_released,
+                )
+
+    def _remove(self, piece: Piece[K]) -> None:
+        del self._pieces[piece.name]
+        beside = self._behind[piece.above]
+        beside.remove(piece)
+        if not beside:
+            del self._behind[piece.above]
+        self.num_bytes -= piece.num_bytes
+
+    def check(self) -> None:
+        """Recount everything. Raises AssertionError where something is not as it should be."""
+        assert self.num_bytes == sum(one.num_bytes for one in self)
+        behind = [one for pieces in self._behind.values() for one in pieces]
+        assert len(behind) == len(self._pieces)
+        for name, piece in self._pieces.items():
+            assert piece.name == name
+            assert piece in self._behind[piece.above]
+            assert piece.num_readers >= 0
+            assert 0 < len(piece.token_ids) <= self.chain.block_size
+            assert self.chain.end_hash(piece.above, piece.token_ids) == name
