@@ -73,6 +73,25 @@ def test_nothing_of_another_tenant_is_found(memory: BlockMemory[str]):
         memory.put(one)
     assert found(memory, range(6)).num_tokens == 0
     assert found(memory, range(6), root).num_tokens == 6
+    for one in pieces_of([7, 8], root=root):
+        memory.put(one)
+    assert found(memory, [7, 8]).num_tokens == 0
+    assert found(memory, [7, 8], root).num_tokens == 2
+
+
+def test_a_name_that_other_tokens_have_as_well_finds_nothing(memory: BlockMemory[str]):
+    (block,) = pieces_of(range(4))
+    block.token_ids = array("I", [9, 9, 9, 9])
+    memory.put(block)
+    assert found(memory, range(4)).num_tokens == 0
+
+
+def test_an_end_that_is_read_stays_when_it_goes_on(memory: BlockMemory[str]):
+    (end,) = kept(memory, range(2))
+    assert end is not None
+    end.num_readers = 1
+    kept(memory, range(3))
+    assert end.name in memory
 
 
 def test_what_is_said_twice_is_there_once(memory: BlockMemory[str]):
