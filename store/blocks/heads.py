@@ -5,6 +5,9 @@ deletion removes heads, then the slots that no head goes through, and gives thei
 workers are told to drop. It has a number: a head whose request came before it, and which is of what
 was deleted, is turned away when it comes. Without a session id a head is of a deleted one if it
 shares more with that than that shared with any other.
+
+The file of a head is `MODEL/BLOCK/ID.safetensors`, where BLOCK is the name of its last whole block:
+who has found that block finds the heads that end behind it in one folder.
 """
 
 from __future__ import annotations
@@ -59,11 +62,12 @@ class Deletion(NamedTuple):
 
 
 class KnownHead(NamedTuple):
-    """A published head, the blocks that it goes through from the first on, and the name of its end.
-    When it was used last is the time of its file.
+    """A published head, its file, the blocks that it goes through from the first on, and the name
+    of its end. When it was used last is the time of its file.
     """
 
     head: Head
+    path: Path
     blocks: tuple[BlockKey, ...]
     end: bytes
     last_used_s: float
@@ -77,6 +81,22 @@ class Published(NamedTuple):
 
     known: KnownHead
     lacking: tuple[BlockKey, ...]
+
+
+def heads_behind(folder: Path, last: BlockKey) -> list[Path]:
+    """The heads below `folder` that end behind this block, or behind a root of that name; the one
+    used last comes first. Raises StoreFailed.
+    """
+    found: list[tuple[int, Path]] = []
+    with reported(folder), suppress(FileNotFoundError):
+        for path in _place(folder, last).iterdir():
+            with suppress(FileNotFoundError):  # it leaves just now
+                found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _place(folder: Path, last: BlockKey) -> Path:
+    return folder / last.model.hex() / last.name.hex()
 
 
 class Heads:
@@ -131,9 +151,8 @@ class Heads:
             staged.unlink()
             self._drop(self._blocks_of(head, token_ids))
             return None
-        self._put(staged, self._path(head.id))
         before = self._ends.get((head.owner, head.continues))
-        known = self._learn(head, token_ids, self._path(head.id).stat().st_mtime)
+        known = self._put(staged, head, token_ids)
         if before is not None and before != head.id:
             self._forget([before])
         return Published(known, tuple(one for one in known.blocks if not self._slots.has(one)))
@@ -144,10 +163,10 @@ class Heads:
 
     def touch(self, head_id: str, now_s: float) -> None:
         """It was used. Raises StoreFailed."""
-        path = self._path(head_id)
-        with reported(path):
-            os.utime(path, (now_s, now_s))
-        self.known[head_id] = self.known[head_id]._replace(last_used_s=now_s)
+        known = self.known[head_id]
+        with reported(known.path):
+            os.utime(known.path, (now_s, now_s))
+        self.known[head_id] = known._replace(last_used_s=now_s)
 
     def fork(self, head_id: str, session: bytes, end: int) -> KnownHead:
         """A head of another session that has the first `end` tokens of this one.
@@ -155,8 +174,9 @@ class Heads:
         Raises:
             SlotMissing, SlotDamaged, StoreFailed: the head cannot be read, or not be written.
         """
-        head, token_ids = read_head(self._path(head_id))
-        tensors = read_end(self._path(head_id)) if end == head.num_tokens else []
+        path = self.known[head_id].path
+        head, token_ids = read_head(path)
+        tensors = read_end(path) if end == head.num_tokens else []
         copy = msgspec.structs.replace(
             head,
             id=uuid4().hex,
@@ -168,8 +188,7 @@ class Heads:
         staged = self.staging_path()
         self._before_change()
         write_head(staged, copy, token_ids[:end], tensors)
-        self._put(staged, self._path(copy.id))
-        return self._learn(copy, token_ids[:end], self._path(copy.id).stat().st_mtime)
+        return self._put(staged, copy, token_ids[:end])
 
     # Leaving
 
@@ -184,7 +203,7 @@ class Heads:
         known = self.known[head_id]
         self.number += 1
         with suppress(SlotDamaged, SlotMissing):
-            token_ids = read_head(self._path(head_id)).token_ids
+            token_ids = read_head(known.path).token_ids
             shared = self._num_shared(known, token_ids)
             owner = known.head.owner
             self._deletions.append(Deletion(self.number, None, owner, token_ids, shared))
@@ -194,7 +213,7 @@ class Heads:
         """Remove heads that nobody used for as long as they are kept; the blocks that leave."""
         gone = [
             head_id
-            for head_id, (head, _, _, last_used_s) in self.known.items()
+            for head_id, (head, _, _, _, last_used_s) in self.known.items()
             if not head.is_pinned and head.ttl_s is not None and now_s - last_used_s > head.ttl_s
         ]
         return self._forget(gone)
@@ -222,25 +241,34 @@ class Heads:
             if other.head.id == head_id or other.head.owner != owner:
                 continue
             with suppress(SlotDamaged, SlotMissing):
-                theirs = read_head(self._path(other.head.id)).token_ids
+                theirs = read_head(other.path).token_ids
                 shared = max(shared, num_common(token_ids, theirs))
         return shared
 
     def _forget(self, head_ids: Iterable[str]) -> list[BlockKey]:
         left: list[BlockKey] = []
+        places: set[Path] = set()
         for head_id in head_ids:
-            path = self._path(head_id)
+            known = self.known[head_id]
             self._before_change()
-            with reported(path):
-                path.unlink(missing_ok=True)
-            known = self.known.pop(head_id)
+            with reported(known.path):
+                known.path.unlink(missing_ok=True)
+            del self.known[head_id]
+            places.add(known.path.parent)
             end = (known.head.owner, known.end)
             if self._ends.get(end) == head_id:
                 del self._ends[end]
             self.num_through.subtract(known.blocks)
             left += known.blocks
-        sync_directories([self._folder])
+        sync_directories(places)
+        for place in places:
+            self._drop_empty(place)
         return self._drop(left)
+
+    def _drop_empty(self, place: Path) -> None:
+        with suppress(OSError):  # another head is there
+            place.rmdir()
+            place.parent.rmdir()
 
     def _drop(self, blocks: Iterable[BlockKey]) -> list[BlockKey]:
         """Remove the slots of those through which no head goes, later ones first; these."""
@@ -253,20 +281,21 @@ class Heads:
     # Starting
 
     def _recover(self) -> None:
-        for entry in list(os.scandir(self._folder)):
-            if entry.name.startswith(TEMPORARY):
-                if is_abandoned(entry.name):
-                    Path(entry).unlink(missing_ok=True)
-                continue
+        for path in self._folder.glob(f"{TEMPORARY}*"):
+            if is_abandoned(path.name):
+                path.unlink(missing_ok=True)
+        for path in list(self._folder.glob(f"*/*/*{SUFFIX}")):
             try:
-                head, token_ids = read_head(Path(entry))
+                head, token_ids = read_head(path)
             except (SlotForeign, SlotMissing):
                 continue
             except SlotDamaged:
                 self._before_change()
-                Path(entry).unlink()
+                path.unlink()
                 continue
-            self._learn(head, token_ids, entry.stat().st_mtime)
+            self._learn(head, token_ids, path)
+        for place in list(self._folder.glob("*/*")):
+            self._drop_empty(place)
         self._finish_replacing()
         self.sweep(before_s=math.inf)
 
@@ -277,18 +306,23 @@ class Heads:
             if before is not None and before != known.head.id:
                 self._forget([before])
 
-    def _put(self, staged: Path, path: Path) -> None:
+    def _put(self, staged: Path, head: Head, token_ids: Sequence[int]) -> KnownHead:
+        place = _place(self._folder, self._last_of(head, self._blocks_of(head, token_ids)))
+        path = place / f"{head.id}{SUFFIX}"
+        make_directory(place)
         self._before_change()
         with reported(path):
             staged.replace(path)
-        sync_directories([self._folder])
+        sync_directories([place])
+        return self._learn(head, token_ids, path)
 
-    def _learn(self, head: Head, token_ids: Sequence[int], last_used_s: float) -> KnownHead:
+    def _learn(self, head: Head, token_ids: Sequence[int], path: Path) -> KnownHead:
         blocks = self._blocks_of(head, token_ids)
         chain = self._chain_of(head.model)
-        last = blocks[-1].name if blocks else head.owner.root or chain.root
-        end = chain.end_hash(last, token_ids[len(blocks) * chain.block_size :])
-        known = self.known[head.id] = KnownHead(head, blocks, end, last_used_s)
+        rest = token_ids[len(blocks) * chain.block_size :]
+        end = chain.end_hash(self._last_of(head, blocks).name, rest)
+        known = KnownHead(head, path, blocks, end, path.stat().st_mtime)
+        self.known[head.id] = known
         self._ends[head.owner, end] = head.id
         self.num_through.update(blocks)
         return known
@@ -297,5 +331,7 @@ class Heads:
         names = self._chain_of(head.model).block_hashes(token_ids, root=head.owner.root)
         return tuple(BlockKey(head.model, name) for name in names)
 
-    def _path(self, head_id: str) -> Path:
-        return self._folder / f"{head_id}{SUFFIX}"
+    def _last_of(self, head: Head, blocks: Sequence[BlockKey]) -> BlockKey:
+        """Its last whole block, or where its names begin."""
+        root = BlockKey(head.model, head.owner.root or self._chain_of(head.model).root)
+        return blocks[-1] if blocks else root

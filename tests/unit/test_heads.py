@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from store.block_names import HashChain, pack_ids
 from store.blocks.head_file import Head, Owner, Turn, write_head
-from store.blocks.heads import Heads, Published, Whom
+from store.blocks.heads import Heads, Published, Whom, heads_behind
 from store.blocks.kv_file import Tensor
 from store.blocks.slots import BlockKey, SlotAbout, Slots
 from store.temp_names import TEMPORARY
@@ -147,12 +147,13 @@ class Machine(RuleBasedStateMachine):
             self.ask(conversation, self.said[conversation], num)
 
     @precondition(lambda self: self.flight)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        """A turn is written and published, and nothing comes between."""
+    @rule(data=st.data(), fuse=st.none() | st.none() | st.integers(0, 3))
+    def finish(self, data: st.DataObject, fuse: int | None) -> None:
+        """A turn is written and published, and nothing comes between but a kill."""
         one = data.draw(st.sampled_from(self.flight))
         self.write_one(one)
         if one in self.flight and one.staged.exists():
+            self.fuse = fuse if self.fuse is None else self.fuse
             self.publish_one(one)
 
     @precondition(lambda self: self.flight)
@@ -200,6 +201,9 @@ class Machine(RuleBasedStateMachine):
         if one.head.id in self.heads.known:
             assert one.conversation not in self.deleted, "what was deleted stays deleted"
             self.keep(one.conversation, one.token_ids, one.head.id)
+            last = names[-1] if names else CHAIN.root
+            known = self.heads.known[one.head.id]
+            assert known.path in heads_behind(self.root / "heads", BlockKey(MODEL, last))
             self.lost_slots = self.lost_slots - left if is_answered else self.lost_slots | left
             self.check_known(one)
         elif is_answered:
@@ -314,7 +318,7 @@ class Machine(RuleBasedStateMachine):
         if not (there and is_meant):
             return
         conversation = data.draw(st.sampled_from(there))
-        self.spoil(self.root / "heads" / f"{self.head_ids[conversation]}.safetensors", data)
+        self.spoil(self.heads.known[self.head_ids[conversation]].path, data)
         self.headless.add(conversation)
         self.open()
 
