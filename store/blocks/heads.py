@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -62,13 +61,13 @@ class Deletion(NamedTuple):
 
 
 class KnownHead(NamedTuple):
-    """A published head, its file, the blocks that it goes through from the first on, and the name
-    of its end. When it was used last is the time of its file.
+    """A published head, its file, its last whole block if it has one, and the name of its end. When
+    it was used last is the time of its file.
     """
 
     head: Head
     path: Path
-    blocks: tuple[BlockKey, ...]
+    last: BlockKey | None
     end: bytes
     last_used_s: float
 
@@ -99,8 +98,20 @@ def _place(folder: Path, last: BlockKey) -> Path:
     return folder / last.model.hex() / last.name.hex()
 
 
+class _Owned:
+    """A block that heads go through: the one before it, and how many blocks and heads are right
+    behind it.
+    """
+
+    __slots__ = ("above", "num_behind")
+
+    def __init__(self, above: BlockKey | None) -> None:
+        self.above = above
+        self.num_behind = 0
+
+
 class Heads:
-    """All heads below `folder`, and how many of them go through each block.
+    """All heads below `folder`, and the blocks that they go through.
 
     `chain_of` gives the names of a model's blocks.
     """
@@ -117,8 +128,7 @@ class Heads:
         self._chain_of = chain_of
         self._before_change = before_change
         self.known: dict[str, KnownHead] = {}
-        self.num_through: Counter[BlockKey] = Counter()
-        """How many heads go through each block."""
+        self.owned: dict[BlockKey, _Owned] = {}
         self.number = 0
         """That of the last deletion."""
         self._ends: dict[tuple[Owner, bytes], str] = {}
@@ -152,10 +162,12 @@ class Heads:
             self._drop(self._blocks_of(head, token_ids))
             return None
         before = self._ends.get((head.owner, head.continues))
+        blocks = self._blocks_of(head, token_ids)
+        new = [one for one in blocks if one not in self.owned]
         known = self._put(staged, head, token_ids)
         if before is not None and before != head.id:
             self._forget([before])
-        return Published(known, tuple(one for one in known.blocks if not self._slots.has(one)))
+        return Published(known, tuple(one for one in new if not self._slots.has(one)))
 
     def settle(self, oldest_received: int) -> None:
         """No request is open any more that came before the deletion after this one."""
@@ -224,8 +236,8 @@ class Heads:
         A worker that ends in the middle of a turn leaves them behind. A turn that goes on and found
         one of them there is told that it lacks it.
         """
-        ownerless = [key for key in self._slots.found() if self.num_through[key] <= 0]
-        return self._drop(one for one in ownerless if self._slots.written_s(one) < before_s)
+        found = [one for one in self._slots.found() if one not in self.owned]
+        return self._drop(one for one in found if self._slots.written_s(one) < before_s)
 
     def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
         """The head used last that has a turn of this name, and that turn."""
@@ -258,12 +270,26 @@ class Heads:
             end = (known.head.owner, known.end)
             if self._ends.get(end) == head_id:
                 del self._ends[end]
-            self.num_through.subtract(known.blocks)
-            left += known.blocks
+            left += self._leave(known.last)
         sync_directories(places)
         for place in places:
             self._drop_empty(place)
         return self._drop(left)
+
+    def _leave(self, block: BlockKey | None) -> list[BlockKey]:
+        """A head, or a block, is behind this one no more; those through which none goes now, the
+        last one first.
+        """
+        gone: list[BlockKey] = []
+        while block is not None:
+            owned = self.owned[block]
+            owned.num_behind -= 1
+            if owned.num_behind:
+                break
+            del self.owned[block]
+            gone.append(block)
+            block = owned.above
+        return gone
 
     def _drop_empty(self, place: Path) -> None:
         with suppress(OSError):  # another head is there
@@ -271,10 +297,9 @@ class Heads:
             place.parent.rmdir()
 
     def _drop(self, blocks: Iterable[BlockKey]) -> list[BlockKey]:
-        """Remove the slots of those through which no head goes, later ones first; these."""
-        gone = [one for one in dict.fromkeys(blocks) if self.num_through[one] <= 0]
-        for one in reversed(gone):
-            del self.num_through[one]
+        """Remove the slots of those through which no head goes; these."""
+        gone = [one for one in dict.fromkeys(blocks) if one not in self.owned]
+        for one in gone:
             self._slots.remove(one)
         return gone
 
@@ -321,11 +346,22 @@ class Heads:
         chain = self._chain_of(head.model)
         rest = token_ids[len(blocks) * chain.block_size :]
         end = chain.end_hash(self._last_of(head, blocks).name, rest)
-        known = KnownHead(head, path, blocks, end, path.stat().st_mtime)
+        last = blocks[-1] if blocks else None
+        known = KnownHead(head, path, last, end, path.stat().st_mtime)
         self.known[head.id] = known
         self._ends[head.owner, end] = head.id
-        self.num_through.update(blocks)
+        self._own(blocks)
         return known
+
+    def _own(self, blocks: Sequence[BlockKey]) -> None:
+        """One more head goes through these, each behind the one before it."""
+        for number in range(len(blocks) - 1, -1, -1):
+            block = blocks[number]
+            is_new = block not in self.owned
+            owned = self.owned.setdefault(block, _Owned(blocks[number - 1] if number else None))
+            owned.num_behind += 1
+            if not is_new:
+                break
 
     def _blocks_of(self, head: Head, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
         names = self._chain_of(head.model).block_hashes(token_ids, root=head.owner.root)

@@ -365,9 +365,10 @@ class Machine(RuleBasedStateMachine):
             return
         assert {path.stem for path in self.files("heads")} == set(self.heads.known)
         assert {self.head_ids[one] for one in {*self.live} - self.headless} == set(self.heads.known)
-        owned = {key for known in self.heads.known.values() for key in known.blocks}
+        there = [self.said[one] for one in {*self.live} - self.headless]
+        owned = {BlockKey(MODEL, name) for said in there for name in CHAIN.block_hashes(said)}
+        assert set(self.heads.owned) == owned
         assert set(self.slots.found()) <= owned
-        assert {key for key, number in self.heads.num_through.items() if number > 0} == owned
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
