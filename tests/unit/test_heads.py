@@ -252,6 +252,29 @@ class Machine(RuleBasedStateMachine):
                 self.write_one(one)
             self.delete_one(one.conversation, None)
 
+    @precondition(lambda self: self.live)
+    @rule(system=st.sampled_from(SYSTEMS[2:]), num=st.integers(1, 9))
+    def delete_who_began_alike(self, system: list[int], num: int) -> None:
+        """While somebody who found their blocks there is answered."""
+        self.start_one(system, num)
+        one = self.flight[-1]
+        self.write_one(one)
+        for other in self.live:
+            if self.said[other][: len(system)] == system:
+                self.delete_one(other, None)
+        if one in self.flight and one.staged.exists():
+            self.publish_one(one)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), num=st.integers(1, 14), fuse=st.integers(1, 3))
+    def be_killed_at_the_end_of_a_turn(self, data: st.DataObject, num: int, fuse: int) -> None:
+        self.go_on(data, num)
+        for one in self.flight[-1:]:
+            self.write_one(one)
+            if one in self.flight and one.staged.exists():
+                self.fuse = fuse
+                self.publish_one(one)
+
     def delete_one(self, conversation: int, fuse: int | None) -> None:
         session = self.session[conversation]
         if not session and conversation in self.headless:
