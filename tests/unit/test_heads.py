@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from store.block_names import HashChain, pack_ids
-from store.blocks.head_file import Head, Owner, Turn, write_head
+from store.blocks.head_file import Head, Owner, Turn, read_head, write_head
 from store.blocks.heads import Heads, Published, Whom, heads_behind
 from store.blocks.kv_file import Tensor
 from store.blocks.slots import BlockKey, SlotAbout, Slots
+from store.errors import SlotDamaged, SlotForeign
 from store.temp_names import TEMPORARY
 
 BLOCK = 4
@@ -341,7 +342,14 @@ class Machine(RuleBasedStateMachine):
         if not (there and is_meant):
             return
         conversation = data.draw(st.sampled_from(there))
-        self.spoil(self.heads.known[self.head_ids[conversation]].path, data)
+        path = self.heads.known[self.head_ids[conversation]].path
+        self.spoil(path, data)
+        try:
+            read_head(path)
+        except SlotForeign:  # the damaged byte said which format it has: such files are left alone
+            path.unlink()
+        except SlotDamaged:
+            pass
         self.headless.add(conversation)
         self.open()
 
