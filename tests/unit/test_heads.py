@@ -205,8 +205,9 @@ class Machine(RuleBasedStateMachine):
             last = names[-1] if names else CHAIN.root
             known = self.heads.known[one.head.id]
             assert known.path in heads_behind(self.root / "heads", BlockKey(MODEL, last))
-            self.lost_slots = self.lost_slots - left if is_answered else self.lost_slots | left
-            self.check_known(one)
+            if not is_answered:  # what left under it was not written again
+                self.lost_slots |= left
+            self.survives(lambda: self.check_known(one))
         elif is_answered:
             assert answers == [None]
             assert one.conversation in self.deleted or self.begins_like_a_deleted(one)
