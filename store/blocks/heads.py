@@ -157,14 +157,14 @@ class Heads:
         except SlotDamaged:
             staged.unlink(missing_ok=True)
             raise
+        blocks = self._blocks_of(head, token_ids)
         if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
             staged.unlink()
-            self._drop(self._blocks_of(head, token_ids))
+            self._drop(blocks)
             return None
         before = self._ends.get((head.owner, head.continues))
-        blocks = self._blocks_of(head, token_ids)
         new = [one for one in blocks if one not in self.owned]
-        known = self._put(staged, head, token_ids)
+        known = self._put(staged, head, token_ids, blocks)
         if before is not None and before != head.id:
             self._forget([before])
         return Published(known, tuple(one for one in new if not self._slots.has(one)))
@@ -200,7 +200,7 @@ class Heads:
         staged = self.staging_path()
         self._before_change()
         write_head(staged, copy, token_ids[:end], tensors)
-        return self._put(staged, copy, token_ids[:end])
+        return self._put(staged, copy, token_ids[:end], self._blocks_of(copy, token_ids[:end]))
 
     # Leaving
 
@@ -318,7 +318,7 @@ class Heads:
                 self._before_change()
                 path.unlink()
                 continue
-            self._learn(head, token_ids, path)
+            self._learn(head, token_ids, self._blocks_of(head, token_ids), path)
         for place in list(self._folder.glob("*/*")):
             self._drop_empty(place)
         self._finish_replacing()
@@ -331,18 +331,21 @@ class Heads:
             if before is not None and before != known.head.id:
                 self._forget([before])
 
-    def _put(self, staged: Path, head: Head, token_ids: Sequence[int]) -> KnownHead:
-        place = _place(self._folder, self._last_of(head, self._blocks_of(head, token_ids)))
+    def _put(
+        self, staged: Path, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey]
+    ) -> KnownHead:
+        place = _place(self._folder, self._last_of(head, blocks))
         path = place / f"{head.id}{SUFFIX}"
         make_directory(place)
         self._before_change()
         with reported(path):
             staged.replace(path)
         sync_directories([place])
-        return self._learn(head, token_ids, path)
+        return self._learn(head, token_ids, blocks, path)
 
-    def _learn(self, head: Head, token_ids: Sequence[int], path: Path) -> KnownHead:
-        blocks = self._blocks_of(head, token_ids)
+    def _learn(
+        self, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey], path: Path
+    ) -> KnownHead:
         chain = self._chain_of(head.model)
         rest = token_ids[len(blocks) * chain.block_size :]
         end = chain.end_hash(self._last_of(head, blocks).name, rest)
