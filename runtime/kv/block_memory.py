@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from bisect import bisect_left, insort_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,9 +53,16 @@ class Piece(Generic[K]):
     is_released: bool = False
     num_readers: int = 0
 
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+
+def _tokens_of(piece: Piece[K]) -> array[int]:
+    return piece.token_ids
 
 
 class Taken(NamedTuple, Generic[K]):
@@ -96,6 +104,9 @@ class BlockMemory(Generic[K]):
         self._clock = clock
         self._pieces: dict[bytes, Piece[K]] = {}
         self._behind: defaultdict[bytes, list[Piece[K]]] = defaultdict(list)
+        """By the name before them; in the order of their tokens, so that alike ones are neighbours.
+        There may be thousands: of all conversations that are shorter than a block.
+        """
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -124,23 +135,31 @@ class BlockMemory(Generic[K]):
             taken.append(Taken(piece, size))
             above = name
         rest = ids[len(taken) * size :]
-        going_on = [(num_common(one.token_ids, rest), one) for one in self._behind.get(above, ())]
-        most, piece = max(going_on, key=lambda one: one[0], default=(0, None))
+        most, piece = self._most_alike(above, rest)
         num_known = len(taken) * size + most
         if self._needs_state:
-            taken = self._up_to_a_state(
-                taken, [one for num, one in going_on if num == len(one.token_ids)]
-            )
+            taken = self._up_to_a_state(taken, above, rest)
         elif piece is not None and most:
             taken.append(Taken(piece, most))
         return Found(taken, sum(num for _, num in taken), num_known, above)
 
-    def _up_to_a_state(self, taken: list[Taken[K]], whole: Iterable[Piece[K]]) -> list[Taken[K]]:
-        """Of blocks, and of one of the pieces that go on from them whole, the deepest state."""
-        ends = [one for one in whole if one.has_state]
-        if ends:
-            longest = max(ends, key=lambda one: len(one.token_ids))
-            return [*taken, Taken(longest, len(longest.token_ids))]
+    def _most_alike(self, above: bytes, rest: array[int]) -> tuple[int, Piece[K] | None]:
+        """The piece behind a name that has most of these tokens first, and how many."""
+        beside = self._behind.get(above, [])
+        at = bisect_left(beside, rest, key=_tokens_of)
+        alike = [(num_common(one.token_ids, rest), one) for one in beside[max(at - 1, 0) : at + 1]]
+        return max(alike, key=lambda one: one[0], default=(0, None))
+
+    def _up_to_a_state(
+        self, taken: list[Taken[K]], above: bytes, rest: array[int]
+    ) -> list[Taken[K]]:
+        """Up to the deepest state: at the end of a piece that `rest` begins with, or of a block."""
+        while rest:
+            num, piece = self._most_alike(above, rest)
+            if piece is not None and piece.has_state and num == len(piece.token_ids):
+                return [*taken, Taken(piece, num)]
+            # What else it begins with is shorter than what it has with its neighbour.
+            rest = rest[: min(num, len(rest) - 1)]
         deepest = max((n for n, one in enumerate(taken, 1) if one.piece.has_state), default=0)
         return taken[:deepest]
 
@@ -156,22 +175,28 @@ class BlockMemory(Generic[K]):
                 self.num_bytes += piece.num_bytes - there.num_bytes
                 there.kv, there.has_state, there.num_bytes = piece.kv, True, piece.num_bytes
             return there
-        beside = self._behind[piece.above]
-        if not piece.has_state:
-            for one in beside:
-                if num_common(one.token_ids, piece.token_ids) == len(piece.token_ids):
-                    return one
-        for one in [each for each in beside if self._is_beginning(each, piece)]:
+        num, alike = self._most_alike(piece.above, piece.token_ids)
+        if alike is not None and num == len(piece.token_ids) and not piece.has_state:
+            return alike
+        for one in self._beginnings(piece):
             self._remove(one)
         self._pieces[piece.name] = piece
-        self._behind[piece.above].append(piece)
+        insort_left(self._behind[piece.above], piece, key=_tokens_of)
         self.num_bytes += piece.num_bytes
         return piece
 
-    def _is_beginning(self, one: Piece[K], of: Piece[K]) -> bool:
-        num = len(one.token_ids)
-        is_free = not one.has_state and not one.num_readers and num < self.chain.block_size
-        return is_free and num_common(one.token_ids, of.token_ids) == num
+    def _beginnings(self, piece: Piece[K]) -> list[Piece[K]]:
+        """Ends that this piece begins with, and that nobody needs any more then. They come right
+        before it, the longest one last.
+        """
+        beside = self._behind.get(piece.above, [])
+        found: list[Piece[K]] = []
+        for one in reversed(beside[: bisect_left(beside, piece.token_ids, key=_tokens_of)]):
+            if num_common(one.token_ids, piece.token_ids) < len(one.token_ids):
+                break
+            if not one.has_state and not one.num_readers and len(one) < self.chain.block_size:
+                found.append(one)
+        return found
 
     def use(self, piece: Piece[K]) -> None:
         """It was taken up now."""

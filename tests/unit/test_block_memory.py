@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -172,6 +172,21 @@ def test_the_last_pieces_leave_first_and_what_is_read_stays(memory: BlockMemory[
 
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+@given(st.lists(st.tuples(TOKENS, st.booleans()), max_size=12), TOKENS)
+def test_the_deepest_state_that_a_prompt_goes_through_is_found(
+    said: list[tuple[list[int], bool]], prompt: list[int]
+):
+    memory = BlockMemory[str](CHAIN, 10**6, needs_state=True)
+    for token_ids, has_state in said:
+        kept(memory, token_ids, has_state=has_state)
+    memory.check()
+    states = [one for one, has_state in said if has_state]
+    passed = [len(one) for one in states if num_common(one, prompt) == len(one)]
+    it = found(memory, prompt)
+    assert it.num_tokens == max(passed, default=0)
+    assert it.num_known == max((num_common(one, prompt) for one, _ in said), default=0)
 
 
 class Machine(RuleBasedStateMachine):
