@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from bisect import bisect_left, insort_left
+from bisect import bisect_left, bisect_right, insort_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ class BlockMemory(Generic[K]):
         most, piece = self._most_alike(above, rest)
         num_known = len(taken) * size + most
         if self._needs_state:
-            taken = self._up_to_a_state(taken, above, rest)
+            taken = self._up_to_a_state(taken, root or self.chain.root, ids)
         elif piece is not None and most:
             taken.append(Taken(piece, most))
         return Found(taken, sum(num for _, num in taken), num_known, above)
@@ -150,18 +150,29 @@ class BlockMemory(Generic[K]):
         alike = [(num_common(one.token_ids, rest), one) for one in beside[max(at - 1, 0) : at + 1]]
         return max(alike, key=lambda one: one[0], default=(0, None))
 
-    def _up_to_a_state(
-        self, taken: list[Taken[K]], above: bytes, rest: array[int]
-    ) -> list[Taken[K]]:
-        """Up to the deepest state: at the end of a piece that `rest` begins with, or of a block."""
-        while rest:
-            num, piece = self._most_alike(above, rest)
-            if piece is not None and piece.has_state and num == len(piece.token_ids):
-                return [*taken, Taken(piece, num)]
-            # What else it begins with is shorter than what it has with its neighbour.
-            rest = rest[: min(num, len(rest) - 1)]
-        deepest = max((n for n, one in enumerate(taken, 1) if one.piece.has_state), default=0)
-        return taken[:deepest]
+    def _up_to_a_state(self, taken: list[Taken[K]], root: bytes, ids: array[int]) -> list[Taken[K]]:
+        """Up to the deepest state, which may be that of an end beside one of these blocks."""
+        size = self.chain.block_size
+        for num in range(len(taken), -1, -1):
+            above = taken[num - 1].piece.name if num else root
+            piece = self._longest_with_state(above, ids[num * size : (num + 1) * size])
+            if piece is not None:
+                return [*taken[:num], Taken(piece, len(piece))]
+        return []
+
+    def _longest_with_state(self, above: bytes, rest: array[int]) -> Piece[K] | None:
+        """The longest piece behind a name that these tokens begin with, of those with a state."""
+        beside = self._behind.get(above, [])
+        while rest and (at := bisect_right(beside, rest, key=_tokens_of)):
+            piece = beside[at - 1]
+            num = num_common(piece.token_ids, rest)
+            if num == len(piece):
+                if piece.has_state:
+                    return piece
+                num -= 1
+            # Whatever else these tokens begin with comes before it, so it begins as both do.
+            rest = rest[:num]
+        return None
 
     def put(self, piece: Piece[K]) -> Piece[K] | None:
         """Have a piece; the one that has its tokens from now on.

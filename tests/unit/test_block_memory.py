@@ -129,6 +129,15 @@ def test_where_states_are_needed_only_they_are_taken_up():
     assert found(memory, range(13)).num_tokens == 13
 
 
+def test_a_state_beside_a_block_without_one_is_taken_up():
+    memory = BlockMemory[str](CHAIN, 10**6, needs_state=True)
+    kept(memory, range(5), has_state=True)
+    kept(memory, range(6), has_state=False)
+    kept(memory, range(12))
+    it = found(memory, range(12))
+    assert (it.num_tokens, it.num_known) == (5, 12)
+
+
 def test_a_state_comes_to_a_block_that_is_there():
     memory = BlockMemory[str](CHAIN, 10**6, needs_state=True)
     kept(memory, range(4))
