@@ -1,5 +1,8 @@
 """The folder of slots: whoever knows a block's name finds its file, or computes the block.
 
+Beside a slot there may be the *states* of layers that cannot be sliced, as they were at the end of
+its block: a file of its own, which may go while the slot stays.
+
 Nobody is told of a slot that comes or goes, and none is locked: a slot is made beside its place and
 named in one step, who has the same writes the same, and who has opened one reads on when it goes.
 """
@@ -21,7 +24,9 @@ from store.errors import SlotDamaged, SlotForeign, SlotMissing
 from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, temp_name
 
 SLOT = "hearth-slot/3"
+STATE = "hearth-state/1"
 TOKENS = "tokens"
+STATE_SUFFIX = f".state{SUFFIX}"
 
 
 class BlockKey(NamedTuple):
@@ -63,8 +68,14 @@ class Slots:
     def path(self, key: BlockKey) -> Path:
         return self._root / key.model.hex() / f"{key.name.hex()}{SUFFIX}"
 
+    def state_path(self, key: BlockKey) -> Path:
+        return self._root / key.model.hex() / f"{key.name.hex()}{STATE_SUFFIX}"
+
     def has(self, key: BlockKey) -> bool:
         return self.path(key).is_file()
+
+    def has_state(self, key: BlockKey) -> bool:
+        return self.state_path(key).is_file()
 
     def put(
         self, about: SlotAbout, token_ids: Sequence[int], tensors: Sequence[Tensor]
@@ -76,15 +87,25 @@ class Slots:
         Raises:
             StoreFull, StoreFailed: the system has no room, or refuses.
         """
+        ids = Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
         path = self.path(BlockKey(about.model, about.name))
+        return self._put(path, SLOT, about, [ids, *tensors])
+
+    def put_state(self, about: SlotAbout, tensors: Sequence[Tensor]) -> int | None:
+        """Have the states at the end of a block, as `put`."""
+        path = self.state_path(BlockKey(about.model, about.name))
+        return self._put(path, STATE, about, tensors)
+
+    def _put(
+        self, path: Path, kind: str, about: SlotAbout, tensors: Sequence[Tensor]
+    ) -> int | None:
         if path.is_file():
             return None
         if not path.parent.is_dir():
             make_directory(path.parent)
         self._before_change()
-        ids = Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
-        staged = path.with_name(temp_name(about.name.hex()))
-        num_bytes = write(staged, SLOT, msgspec.json.encode(about), [ids, *tensors])
+        staged = path.with_name(temp_name(path.name.removesuffix(SUFFIX)))
+        num_bytes = write(staged, kind, msgspec.json.encode(about), tensors)
         self._before_change()
         with reported(path):
             staged.replace(path)
@@ -100,21 +121,39 @@ class Slots:
         Raises:
             StoreFailed: the system refuses.
         """
+        slot = self._read(key, self.path(key), SLOT)
+        if slot is None or not slot.tensors:
+            return None
+        ids, *tensors = slot.tensors
+        is_meant = ids.name == TOKENS and ids.data == pack_ids(token_ids)
+        return Slot(slot.about, tensors) if is_meant else None
+
+    def read_state(self, key: BlockKey) -> Slot | None:
+        """The states at the end of a block, as `read`."""
+        return self._read(key, self.state_path(key), STATE)
+
+    def _read(self, key: BlockKey, path: Path, kind: str) -> Slot | None:
         try:
-            with open_file(self.path(key), SLOT) as file:
+            with open_file(path, kind) as file:
                 about = msgspec.json.decode(file.front.about, type=SlotAbout)
-                ids, *tensors = file.read()
+                tensors = file.read()
         except (SlotMissing, SlotForeign):
             return None
         except (SlotDamaged, msgspec.MsgspecError, ValueError):
-            self.remove(key)
+            self._unlink(path)
             return None
-        is_meant = BlockKey(about.model, about.name) == key and ids.name == TOKENS
-        return Slot(about, tensors) if is_meant and ids.data == pack_ids(token_ids) else None
+        return Slot(about, tensors) if BlockKey(about.model, about.name) == key else None
 
     def remove(self, key: BlockKey) -> None:
-        """Have no slot of this block."""
-        path = self.path(key)
+        """Have no slot of this block, nor its states."""
+        self.remove_state(key)
+        self._unlink(self.path(key))
+
+    def remove_state(self, key: BlockKey) -> None:
+        """Have no states at the end of this block."""
+        self._unlink(self.state_path(key))
+
+    def _unlink(self, path: Path) -> None:
         if os.path.lexists(path):
             self._before_change()
             with suppress(FileNotFoundError), reported(path):
@@ -127,10 +166,12 @@ class Slots:
                 yield from self._found_in(folder)
 
     def num_bytes(self, key: BlockKey) -> int:
-        """What its file takes; 0 without one."""
-        with suppress(FileNotFoundError):
-            return self.path(key).stat().st_size
-        return 0
+        """What its files take; 0 without any."""
+        num_bytes = 0
+        for path in (self.path(key), self.state_path(key)):
+            with suppress(FileNotFoundError):
+                num_bytes += path.stat().st_size
+        return num_bytes
 
     def written_s(self, key: BlockKey) -> float:
         """When its file was written, by the wall clock; 0 without one."""
@@ -144,7 +185,7 @@ class Slots:
             return
         with os.scandir(folder) as entries:
             for entry in entries:
-                name = _bytes_of(entry.name.removesuffix(SUFFIX))
+                name = _bytes_of(entry.name.partition(".")[0])
                 if name is not None:
                     yield BlockKey(model, name)
                 elif entry.name.startswith(TEMPORARY) and is_abandoned(entry.name):
