@@ -71,4 +71,15 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences begin with together."""
     least = min(len(one), len(other))
-    return next((n for n in range(least) if one[n] != other[n]), least)
+    if not least or one[0] != other[0]:
+        return 0
+    first, second = (ids if isinstance(ids, array) else array("I", ids) for ids in (one, other))
+    # Arrays are compared at once, and what differs is halved until it is found.
+    low, high = 0, least
+    while low < high:
+        middle = high if high == least and low == 0 else (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

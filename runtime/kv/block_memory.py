@@ -100,6 +100,8 @@ class BlockMemory(Generic[K]):
         self.budget_bytes = budget_bytes
         self.num_bytes = 0
         self.num_evicted = 0
+        self.num_changes = 0
+        """How often a piece came or left."""
         self._needs_state = needs_state
         self._clock = clock
         self._pieces: dict[bytes, Piece[K]] = {}
@@ -182,9 +184,10 @@ class BlockMemory(Generic[K]):
         """
         there = self._pieces.get(piece.name)
         if there is not None:
-            if piece.has_state and not there.has_state and not there.num_readers:
+            if piece.has_state and not there.has_state:
                 self.num_bytes += piece.num_bytes - there.num_bytes
                 there.kv, there.has_state, there.num_bytes = piece.kv, True, piece.num_bytes
+                self.num_changes += 1
             return there
         num, alike = self._most_alike(piece.above, piece.token_ids)
         if alike is not None and num == len(piece.token_ids) and not piece.has_state:
@@ -192,6 +195,7 @@ class BlockMemory(Generic[K]):
         for one in self._beginnings(piece):
             self._remove(one)
         self._pieces[piece.name] = piece
+        self.num_changes += 1
         insort_left(self._behind[piece.above], piece, key=_tokens_of)
         self.num_bytes += piece.num_bytes
         return piece
@@ -208,6 +212,30 @@ class BlockMemory(Generic[K]):
             if not one.has_state and not one.num_readers and len(one) < self.chain.block_size:
                 found.append(one)
         return found
+
+    def behind(self, name: bytes) -> Sequence[Piece[K]]:
+        """The pieces that are right behind this name."""
+        return self._behind.get(name, ())
+
+    def rename(self, chain: HashChain, root_of: Callable[[bytes], bytes | None]) -> None:
+        """Take the names of another chain. Pieces go whose root has none, or what is before them.
+
+        `root_of` gives a root of the new chain for one of the old.
+        """
+        old = self._behind
+        names = {one: new for one in old if (new := root_of(one)) is not None}
+        self._pieces, self._behind, self.num_bytes = {}, defaultdict(list), 0
+        waiting = list(names)
+        while waiting:
+            above = waiting.pop()
+            for piece in old[above]:
+                new = chain.end_hash(names[above], piece.token_ids)
+                if piece.name in old:
+                    names[piece.name] = new
+                    waiting.append(piece.name)
+                piece.name, piece.above, piece.is_written = new, names[above], False
+                self.put(piece)
+        self.chain = chain
 
     def use(self, piece: Piece[K]) -> None:
         """It was taken up now."""
@@ -257,6 +285,7 @@ class BlockMemory(Generic[K]):
 
     def _remove(self, piece: Piece[K]) -> None:
         del self._pieces[piece.name]
+        self.num_changes += 1
         beside = self._behind[piece.above]
         beside.remove(piece)
         if not beside:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 import msgspec
 
 from runtime.kv.layers import KvLayout, State
+from store.blocks.kv_file import Tensor
 from store.errors import SlotDamaged
 from store.types import TensorData
 
@@ -116,6 +117,20 @@ def unpack(text: str, tensors: Mapping[str, mx.array], layout: KvLayout, num_tok
     if any(array.shape[:1] != (num_tokens,) for array in slices):
         raise SlotDamaged(f"its tensors do not hold {num_tokens} tokens")
     return RunKv(slices, State(arrays, packed.skeleton) if packed.skeleton is not None else None)
+
+
+_AS_WIDE: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""By bytes: the buffer protocol knows no bfloat16."""
+
+
+def array_of(tensor: Tensor, adopt: Callable[[memoryview], mx.array]) -> mx.array:
+    """A tensor of a file as an array, in its very pages if `adopt` can. Raises SlotDamaged."""
+    dtype, data = DTYPES.get(tensor.dtype), memoryview(tensor.data)
+    if dtype is None:
+        raise SlotDamaged(f"the tensor {tensor.name} cannot be loaded: it is of {tensor.dtype}")
+    if not data.nbytes:
+        return mx.zeros(tensor.shape, dtype)
+    return adopt(data.cast(_AS_WIDE[dtype.size])).view(dtype).reshape(tensor.shape)
 
 
 def host_bytes(array: mx.array) -> memoryview:

@@ -145,6 +145,17 @@ class Parts:
         layout, own = self._own(header.layout, tensors)
         return pack.unpack(layout, own, self._layout_at(header.start), header.num_tokens)
 
+    def load(
+        self, layout: str, tensors: Mapping[str, mx.array], start: int, num_tokens: int
+    ) -> RunKv:
+        """The KV of a file that says this layout, of so many tokens from `start` on.
+
+        Raises:
+            SlotDamaged: it was written for other layers, or tensors are missing or misshapen.
+        """
+        said, own = self._own(layout, tensors)
+        return pack.unpack(said, own, self._layout_at(start), num_tokens)
+
     def _layout_at(self, start: int) -> KvLayout:
         """The form in which a run that begins there is kept."""
         return self._late_layout if start >= self._model.kv_start else self._layout

@@ -41,6 +41,7 @@ class Head(msgspec.Struct, frozen=True):
 
     `continues` names the tokens it goes on from (`HashChain.end_hash`): the head of its owner that
     ends there is replaced by it. `ttl_s` is None for ever, else seconds after the last use.
+    `layout` is JSON text that only the packer of KV reads.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Head(msgspec.Struct, frozen=True):
     turns: tuple[Turn, ...] = ()
     ttl_s: float | None = None
     is_pinned: bool = False
+    layout: str = ""
 
 
 class HeadFile(NamedTuple):

@@ -12,7 +12,7 @@ each file: whatever another JSON parser could read differently is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
-from store.disk import SequentialReader, new_file, opened
+from store.disk import ReaderInPlace, SequentialReader, new_file, opened
 from store.errors import SlotDamaged, SlotForeign
 from store.slot_file import METADATA, Size, TensorEntry, place, tensor_problem
 
@@ -89,8 +89,12 @@ class KvFile:
         self._fd = fd
         self.front = front
 
-    def read(self, names: Collection[str] | None = None) -> list[Tensor]:
-        """These tensors, or all, in their order.
+    def read(
+        self,
+        names: Collection[str] | None = None,
+        into: Callable[[int], memoryview] = lambda num_bytes: memoryview(bytearray(num_bytes)),
+    ) -> list[Tensor]:
+        """These tensors, or all, in their order; `into` gives the place for so many bytes.
 
         Raises:
             SlotDamaged: some byte of them is not as it was written.
@@ -101,11 +105,13 @@ class KvFile:
             if names is not None and entry.name not in names:
                 continue
             start = self.front.payload_start + entry.start
-            reader = SequentialReader(self._fd, start, start + entry.num_bytes)
-            data = bytearray().join(reader.take(entry.num_bytes))
+            reader, data = ReaderInPlace(self._fd, start), into(entry.num_bytes)
+            reader.target = data
+            for _ in reader.take(entry.num_bytes):
+                pass
             if xxh3_128_hexdigest(data) != checksum:
                 raise SlotDamaged(f"the checksum differs of {entry.name}")
-            found.append(Tensor(entry.name, entry.dtype, entry.shape, memoryview(data)))
+            found.append(Tensor(entry.name, entry.dtype, entry.shape, data))
         return found
 
 

@@ -1,0 +1,142 @@
+"""Keeping: what was computed becomes pieces in memory, its whole blocks and the end behind them."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.kv.block_memory import Piece
+from runtime.kv.by_blocks.cursor import CacheCursor
+from runtime.kv.by_blocks.state import KvState
+from runtime.kv.eviction import densest
+from runtime.kv.media import around
+from runtime.kv.pack import RunKv
+from runtime.kv.parts import Span
+
+STATE_TOKENS = 2048
+"""Of a long prompt a state is kept each time after so many tokens."""
+
+MAX_STATES = 8
+"""Of one sequence, in memory."""
+
+
+class Keeper:
+    """Cuts live caches into pieces."""
+
+    def __init__(self, state: KvState, *, has_disk: bool) -> None:
+        self._state = state
+        self._has_disk = has_disk
+
+    def keep(
+        self,
+        cursor: CacheCursor,
+        kv: Sequence[Any],
+        end: int,
+        *,
+        with_end: bool = True,
+        with_state: bool = True,
+    ) -> list[Piece[RunKv]]:
+        """Keep the first `end` tokens of a cursor; what is new. `kv` has at least that many.
+
+        Without `with_end` only whole blocks are. The state of layers that cannot be sliced, for
+        which the caches must stand exactly at `end`, belongs to the last piece. A picture is not
+        divided by an end.
+        """
+        with_state = with_state and self._state.needs_state
+        if cursor.mode == "prefix" and end > cursor.prefix_end:
+            end, with_state = cursor.prefix_end, False
+        if (span := around(cursor.media, end)) is not None:
+            end, with_state = span.start, False
+        is_known = end <= cursor.num_kept and not with_state
+        if cursor.mode == "off" or not end or is_known:
+            return []
+        spans = self._lacking(cursor, kv, end, with_end=with_end, with_state=with_state)
+        pieces = [
+            self._piece(cursor, span, one)
+            for span, one in zip(spans, self._state.parts.cut(kv, spans), strict=True)
+        ]
+        there = [self._state.memory.put(piece) for piece in pieces]
+        if with_end and end % self._state.chain.block_size:
+            cursor.ends.add(end)
+        if spans:
+            cursor.num_kept = max(cursor.num_kept, spans[-1].end)
+        if any(span.has_state for span in spans):
+            self._thin(cursor, end)
+        return [one for one in there if one is not None and not one.is_written]
+
+    def _lacking(
+        self, cursor: CacheCursor, kv: Sequence[Any], end: int, *, with_end: bool, with_state: bool
+    ) -> list[Span]:
+        """What is not in memory of it, as far as there is room for it."""
+        memory, size = self._state.memory, self._state.chain.block_size
+        whole = end // size
+        numbers = range(cursor.num_kept // size, whole)
+        numbers = [n for n in numbers if cursor.names[n] not in memory]
+        spans = [Span(n * size, (n + 1) * size, has_state=False) for n in numbers]
+        if with_end and end > whole * size:
+            spans.append(Span(whole * size, end, with_state))
+        elif with_state and end == whole * size and whole:
+            last = memory.get(cursor.names[whole - 1])
+            if last is None or not last.has_state:
+                spans = [one for one in spans if one.end < end]
+                spans.append(Span(end - size, end, has_state=True))
+        if not spans:
+            cursor.num_kept = max(cursor.num_kept, whole * size)
+        spans = [one for one in spans if self._state.parts.has(kv, one.start)]
+        return self._fitting(cursor, kv, spans)
+
+    def _fitting(self, cursor: CacheCursor, kv: Sequence[Any], spans: list[Span]) -> list[Span]:
+        """What no disk takes must fit into memory, or it would be cut only to be evicted, and cut
+        again with the next slice.
+        """
+        if not spans or (self._has_disk and cursor.ttl_s != 0):
+            return spans
+        memory = self._state.memory
+        there = (memory.get(name) for name in cursor.names)
+        room = memory.budget_bytes - sum(one.num_bytes for one in there if one is not None)
+        each = max(1, self._state.parts.bytes_per_token(kv))
+        fitting = spans[0].start + max(room, 0) // each
+        kept = [one for one in spans if one.end <= fitting]
+        return [] if self._state.needs_state and len(kept) < len(spans) else kept
+
+    def _piece(self, cursor: CacheCursor, span: Span, kv: RunKv) -> Piece[RunKv]:
+        chain, number = self._state.chain, span.start // self._state.chain.block_size
+        above = cursor.above(chain, number)
+        token_ids = array("I", cursor.token_ids[span.start : span.end])
+        is_block = len(token_ids) == chain.block_size
+        ttl_class, _ = cursor.worth(span.start)
+        return Piece(
+            name=cursor.names[number] if is_block else chain.end_hash(above, token_ids),
+            above=above,
+            start=span.start,
+            token_ids=token_ids,
+            kv=kv,
+            num_bytes=kv.nbytes,
+            has_state=span.has_state,
+            recompute_ms=len(token_ids) * self._state.rates.prefill_s_per_token * 1000,
+            ttl_class=ttl_class,
+            last_used_s=time.time(),
+        )
+
+    def path(self, cursor: CacheCursor, end: int) -> list[Piece[RunKv]]:
+        """The pieces of a cursor up to this position that are in memory."""
+        memory, size = self._state.memory, self._state.chain.block_size
+        names = [*cursor.names[: end // size]]
+        if end % size:
+            names.append(cursor.name_at(self._state.chain, end))
+        return [piece for name in names if (piece := memory.get(name)) is not None]
+
+    def _thin(self, cursor: CacheCursor, end: int) -> None:
+        """Of the states of one sequence keep a few: dense at its end."""
+        memory, chain = self._state.memory, self._state.chain
+        ends = (cursor.name_at(chain, one) for one in cursor.ends if one <= end)
+        names = dict.fromkeys([*cursor.names[: end // chain.block_size], *ends])
+        pieces = (memory.get(name) for name in names)
+        kept = [one for one in pieces if one is not None and one.has_state]
+        kept = sorted(kept, key=lambda one: one.end)
+        while len(kept) > MAX_STATES:
+            one = kept.pop(densest([piece.end for piece in kept]))
+            bare = self._state.parts.bare(one.kv)
+            memory.without_state(one, bare, bare.nbytes)

@@ -1,0 +1,474 @@
+"""The KV of one model, as the engine sees it: begin, restore, keep, and what the server says.
+
+Belongs to the mlx thread. What is in memory is taken up at once; slots are read by threads beside
+it, and what is new is written by others behind the requests.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+from weakref import WeakSet
+
+from msgspec import structs
+
+from runtime.kv.block_memory import BlockMemory, Piece
+from runtime.kv.by_blocks.cursor import CacheCursor
+from runtime.kv.by_blocks.find import Finder
+from runtime.kv.by_blocks.keep import STATE_TOKENS, Keeper
+from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
+from runtime.kv.by_blocks.state import KvState
+from runtime.kv.by_blocks.writer import BlockJob, HeadJob, Packed, Staged, Writer, Written
+from runtime.kv.pack import RunKv
+from runtime.kv.writer import Packed as WholePacked
+from runtime.kv_messages import (
+    Awaited,
+    Brought,
+    Drop,
+    Dropped,
+    Ended,
+    InMemory,
+    Kept,
+    KvNews,
+    KvReport,
+    MemoryAsked,
+    Opened,
+    Recall,
+)
+from runtime.slot_events import HotBudget
+from runtime.wire import KvCounts
+from store.block_names import HashChain
+from store.blocks.head_file import Head, Owner
+from store.blocks.kv_file import Tensor
+from store.blocks.slots import BlockKey
+from store.keyed_names import conversation_key, keyed_hash
+
+_TOLD_SHARE = 8
+"""Of a long prompt a head is told each time when that share of it is new."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """The slots and heads of a server, and the threads that read and write them."""
+
+    reader: Reader
+    writer: Writer
+    secret: bytes
+
+
+class Tiers:
+    """`report` sends an event to the server. Without `disk` KV is in memory only.
+
+    With `checks` (Python's development mode) everything is recounted whenever nothing runs.
+    """
+
+    def __init__(
+        self,
+        state: KvState,
+        disk: Disk | None,
+        report: Callable[[KvReport], None],
+        *,
+        has_cold: bool = False,
+        prewarm_bytes: int = 0,
+        checks: bool = False,
+    ) -> None:
+        self._state = state
+        self._disk = disk
+        self._report = report
+        self._checks = checks
+        reader = disk.reader if disk is not None else None
+        self._finder = Finder(state, reader, report, has_cold=has_cold)
+        self._keeper = Keeper(state, has_disk=disk is not None)
+        self._prewarm_bytes = prewarm_bytes
+        self._recalled: list[Recall] = []
+        self._recalling: CacheCursor | None = None
+        self._staged: dict[str, HeadJob] = {}
+        """Heads that were told and not answered yet."""
+        self._queued: dict[bytes, Piece[RunKv]] = {}
+        """Pieces that stay in memory until they are slots."""
+        self._cursors: WeakSet[CacheCursor] = WeakSet()
+
+    @property
+    def memory(self) -> BlockMemory[RunKv]:
+        return self._state.memory
+
+    @property
+    def counts(self) -> KvCounts:
+        return self._state.counts
+
+    @property
+    def needs_state(self) -> bool:
+        """KV of this model can be taken up at boundaries only."""
+        return self._state.needs_state
+
+    def set_idle(self, *, is_idle: bool) -> None:
+        """Whether no requests are running. Raises AssertionError with `checks`."""
+        if is_idle and self._checks:
+            self.memory.check()
+            is_read = any(one.num_readers - (one.name in self._queued) for one in self.memory)
+            assert self._recalling is not None or not is_read, "nobody reads what is pinned"
+        if self._disk is not None:
+            self._disk.writer.set_idle(is_idle=is_idle)
+        if is_idle:
+            self._recall()
+
+    def wire_counts(self, num_encoded_images: int = 0) -> KvCounts:
+        """The counters for the heartbeat."""
+        return structs.replace(
+            self.counts,
+            hot_bytes=self.memory.num_bytes,
+            num_runs=len(self.memory),
+            num_evicted=self.memory.num_evicted,
+            num_queued_bytes=self._disk.writer.num_queued_bytes if self._disk is not None else 0,
+            num_encoded_images=num_encoded_images,
+        )
+
+    # A request's way
+
+    def begin(self, cursor: CacheCursor) -> None:
+        """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
+        state, size = self._state, self._state.chain.block_size
+        if state.unsupported is not None or (cursor.media and not state.keeps_pictures):
+            cursor.mode, cursor.reason = "off", "unsupported"
+        rounded = {at - at % size for at in cursor.boundaries} if state.needs_state else set[int]()
+        cursor.boundaries = tuple(sorted(rounded - {0}))
+        cursor.stop_at(state.model.kv_start)
+        state.name(cursor)
+        self._cursors.add(cursor)
+        self._finder.begin(cursor)
+
+    def is_overdue(self, cursor: CacheCursor) -> bool:
+        """It waits longer for the disk than prefill would take."""
+        return cursor.is_waiting and time.perf_counter() > cursor.give_up_s
+
+    def give_up(self, cursor: CacheCursor) -> None:
+        """Do not wait for the disk any longer."""
+        self._finder.give_up(cursor)
+
+    def restore(self, cursor: CacheCursor, *, num_had: int = 0) -> tuple[list[Any], int]:
+        """Fresh layer caches with the KV of the first n tokens in them, and n.
+
+        The first `num_had` tokens the request has had before: only what it gains is reused.
+        """
+        kv, num_tokens = self._finder.restore(cursor, num_had)
+        self._finder.release(cursor)
+        self._state.release(cursor)
+        return kv, num_tokens
+
+    def on_prefill(
+        self, cursor: CacheCursor, kv: Sequence[Any], span: tuple[int, int], seconds: float
+    ) -> None:
+        """The slice `span` was computed in that time; the caches stand at its end."""
+        start, end = span
+        state, size = self._state, self._state.chain.block_size
+        state.counts.num_computed_tokens += end - start
+        state.rates.on_prefill(end - start, seconds)
+        if end == len(cursor.token_ids) - 1:
+            self._keep(cursor, kv, end)
+        elif state.needs_state:
+            is_far = end // STATE_TOKENS > start // STATE_TOKENS
+            is_due = end in cursor.boundaries or is_far
+            self._keep(cursor, kv, end, with_end=False, with_state=is_due and not end % size)
+        else:
+            self._keep(cursor, kv, end, with_end=False)
+        if cursor.num_kept - cursor.num_told > max(STATE_TOKENS, cursor.num_told // _TOLD_SHARE):
+            self._tell(cursor, cursor.num_kept)
+
+    def on_interrupted(self, cursor: CacheCursor, kv: Sequence[Any], end: int) -> None:
+        """The first `end` tokens of a prompt are computed, and others may go on from there."""
+        self._keep(cursor, kv, end, with_end=self._state.needs_state)
+
+    @property
+    def least_worth(self) -> int:
+        """So many tokens that others computed are worth a copy."""
+        return self._state.chain.block_size
+
+    def knows_more(self, cursor: CacheCursor, num_tokens: int) -> bool:
+        """Others computed so much more of a prompt than these tokens that it is worth a copy."""
+        worth = min(num_tokens + self.least_worth, len(cursor.token_ids) - 1)
+        return self.num_at_hand(cursor) >= worth > num_tokens
+
+    def is_ahead(self, other: CacheCursor, cursor: CacheCursor, num_tokens: int) -> bool:
+        """Two prompts are the same in the whole block after so many tokens of them."""
+        return cursor.shares_block(other, num_tokens // self._state.chain.block_size)
+
+    def num_at_hand(self, cursor: CacheCursor) -> int:
+        """How many of a prompt's tokens it could take up from memory now."""
+        return 0 if cursor.mode == "off" else self._finder.find(cursor).num_tokens
+
+    def on_finished(
+        self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
+    ) -> None:
+        """A sequence ended; its caches, which nobody changes any more, hold prompt and output."""
+        if cursor.mode == "full":
+            token_ids = array("I", cursor.token_ids) + array("I", output_ids)
+            cursor.extend(self._state.chain, token_ids)
+            self._keep(cursor, kv, len(token_ids))
+            self._state.keep_idle(cursor, kv)
+        self._tell(cursor, cursor.num_kept)
+        path = self._keeper.path(cursor, cursor.num_kept)
+        self._await(path, cursor.pause_s, is_over=cursor.is_last)
+
+    def on_kv_start(self, cursor: CacheCursor, token_ids: list[int], kv: Sequence[Any]) -> None:
+        """The KV of these tokens, of a prompt and its answer so far, is about to be quantised."""
+        self._keep(self.lengthened(cursor, token_ids), kv, len(token_ids), with_end=False)
+
+    def note_durable(self, cursor: CacheCursor) -> None:
+        """Say in `cursor.use` how many of its tokens are on disk, from the first one on."""
+        num_durable = 0
+        for piece in self._keeper.path(cursor, cursor.num_kept):
+            if not piece.is_written or piece.start != num_durable:
+                break
+            num_durable = piece.end
+        cursor.use = structs.replace(cursor.use, num_durable=num_durable)
+
+    def pin(self, cursor: CacheCursor, kv: Sequence[Any], source: str) -> None:
+        """Have the KV of a prompt stay, or in `prefix` mode that of its prefix.
+
+        `kv` holds all but the prompt's last token.
+        """
+        end = len(cursor.token_ids) - 1
+        if cursor.mode == "prefix":
+            end = min(cursor.prefix_end, end)
+        if cursor.mode == "off" or not end:
+            return
+        self._keep(cursor, kv, end)
+        for piece in self._keeper.path(cursor, end):
+            piece.ttl_class = "pinned"
+        self._tell(cursor, end, pinned_by=source)
+
+    def lengthened(self, cursor: CacheCursor, token_ids: Sequence[int]) -> CacheCursor:
+        """A cursor for a longer sequence that begins like this one."""
+        longer = cursor.fork()
+        longer.extend(self._state.chain, token_ids)
+        self._cursors.add(longer)
+        return longer
+
+    def release(self, cursor: CacheCursor) -> None:
+        """Nobody wants the answer any more; what was kept of it is told."""
+        self._finder.release(cursor)
+        self._state.release(cursor)
+        self._tell(cursor, cursor.num_kept)
+
+    def leave_beside_rows(
+        self, num_bytes: int | None, following: CacheCursor | None = None
+    ) -> None:
+        """See `KvState.leave_beside_rows`."""
+        self._state.leave_beside_rows(num_bytes, following)
+
+    # What the server and the threads of the disk tell
+
+    def hear(self, news: KvNews | HotBudget | OnDisk | PieceRead | Written | Staged) -> None:
+        """Take in what happened elsewhere."""
+        match news:
+            case OnDisk():
+                self._finder.on_disk(news)
+            case PieceRead():
+                self._finder.on_read(news)
+            case Written(names=names, reason=reason):
+                self._on_written(names, reason)
+            case Staged(job=job):
+                self._staged[job.head.id] = job
+            case Opened():
+                self._open(news)
+            case Kept(head_id=head_id, is_kept=is_kept, lacking=lacking):
+                self._on_kept(head_id, lacking, is_kept=is_kept)
+            case Drop(number=number, names=names):
+                if self._disk is not None:
+                    self._disk.writer.drop(names)
+                self._report(Dropped(number=number, num_pieces=self._state.drop(names)))
+            case Brought(names=names, asked=asked):
+                self._finder.on_brought(names, asked)
+            case Recall():
+                self._recalled.append(news)
+            case Awaited(names=names, pause_s=pause_s):
+                there = (self.memory.get(name) for name in names)
+                path = [one for one in there if one is not None]
+                self._await(path, pause_s, is_over=pause_s is None)
+            case MemoryAsked(number=number, names=names):
+                there = tuple(name for name in names if name in self.memory)
+                self._report(InMemory(number=number, names=there))
+            case HotBudget(num_bytes=num_bytes):
+                self._state.set_budget(num_bytes)
+            case _:
+                pass
+
+    # Keeping
+
+    def _keep(
+        self,
+        cursor: CacheCursor,
+        kv: Sequence[Any],
+        end: int,
+        *,
+        with_end: bool = True,
+        with_state: bool = True,
+    ) -> None:
+        new = self._keeper.keep(cursor, kv, end, with_end=with_end, with_state=with_state)
+        if cursor.ttl_s != 0:
+            self._write([one for one in new if len(one) == self._state.chain.block_size])
+        self._state.shrink()
+
+    def _write(self, pieces: Sequence[Piece[RunKv]]) -> None:
+        """Queue blocks, which stay in memory until they are slots."""
+        if self._disk is None or not self._state.model_hash:
+            return
+        jobs: list[BlockJob] = []
+        for piece in pieces:
+            if piece.name not in self._queued:
+                self._queued[piece.name] = piece
+                piece.num_readers += 1
+                jobs += self._jobs(piece)
+        self._disk.writer.put(jobs)
+
+    def _jobs(self, piece: Piece[RunKv]) -> list[BlockJob]:
+        key, parts = BlockKey(self._state.model_hash, piece.name), self._state.parts
+        packed = _packed(parts.pack(parts.bare(piece.kv), piece.start))
+        jobs = [BlockJob(key, piece.token_ids, packed, piece.recompute_ms)]
+        if piece.kv.state is not None:
+            state = _packed(parts.pack(RunKv([], piece.kv.state), piece.start))
+            jobs.append(BlockJob(key, array("I"), state, piece.recompute_ms, is_state=True))
+        return jobs
+
+    def _on_written(self, names: Sequence[bytes], reason: str | None) -> None:
+        if reason is not None:
+            self.counts.num_unwritten += len(names)
+        for name in names:
+            if (piece := self._queued.pop(name, None)) is not None:
+                piece.num_readers -= 1
+        self._state.shrink()
+
+    def _tell(self, cursor: CacheCursor, end: int, pinned_by: str = "") -> None:
+        """Tell the first `end` tokens of a cursor as a head: by it they stay, and are deleted."""
+        is_new = end > cursor.num_told or pinned_by
+        if cursor.mode == "off" or not end or not is_new:
+            return
+        chain, size = self._state.chain, self._state.chain.block_size
+        names, end_name = tuple(cursor.names[: end // size]), cursor.name_at(chain, end)
+        token_ids = array("I", cursor.token_ids[:end])
+        continues, cursor.continues = cursor.continues, end_name
+        cursor.num_told = end
+        head_id, ends = uuid4().hex, tuple(sorted(cursor.ends))
+        if self._disk is None or not self._state.model_hash or cursor.ttl_s == 0:
+            self._report(
+                Ended(
+                    head_id=head_id,
+                    received=cursor.after_deletion,
+                    asker=cursor.asker,
+                    token_ids=token_ids.tobytes(),
+                    root=cursor.root,
+                    ends=ends,
+                )
+            )
+            return
+        _, ttl_s = cursor.worth(0)
+        owner = owner_of(self._disk.secret, cursor)
+        head = Head(
+            id=head_id,
+            model=self._state.model_hash,
+            owner=owner,
+            num_tokens=end,
+            continues=continues,
+            ttl_s=ttl_s,
+            is_pinned=bool(pinned_by),
+        )
+        there = (self.memory.get(name) for name in names)
+        self._write([one for one in there if one is not None and not one.is_written])
+        job = HeadJob(
+            head,
+            token_ids,
+            names,
+            end_name,
+            cursor.after_deletion,
+            asker=cursor.asker,
+            ends=ends,
+            end=self._end(end_name, is_block=not end % size),
+        )
+        self._disk.writer.put_head(job)
+
+    def _end(self, name: bytes, *, is_block: bool) -> Packed | None:
+        """What is to be written behind the last whole block, or of a state at its end."""
+        piece = self.memory.get(name)
+        if piece is None or (is_block and piece.kv.state is None):
+            return None
+        kv = RunKv([], piece.kv.state) if is_block else piece.kv
+        return _packed(self._state.parts.pack(kv, piece.start))
+
+    def _on_kept(self, head_id: str, lacking: Sequence[bytes], *, is_kept: bool) -> None:
+        """A head is published: its blocks are durable, but those that others' deletions removed."""
+        job = self._staged.pop(head_id, None)
+        if job is None or self._disk is None:
+            return
+        for name in job.written:
+            if (piece := self.memory.get(name)) is not None:
+                piece.is_written = is_kept and name not in lacking
+        there = [one for name in lacking if (one := self.memory.get(name)) is not None]
+        if is_kept and there:
+            self._write(there)
+            self._disk.writer.put_head(job.again(with_end=job.with_end))
+
+    def _await(self, path: Sequence[Piece[RunKv]], pause_s: float | None, *, is_over: bool) -> None:
+        """Who used these last is back in so many seconds, or never."""
+        if pause_s is not None:
+            until_s = time.time() + pause_s
+            for piece in path:
+                piece.awaited_s, piece.is_released = max(piece.awaited_s, until_s), False
+        if is_over:
+            for piece in reversed(path):
+                if len(self.memory.behind(piece.name)) > 1:
+                    break  # others go through it
+                piece.awaited_s, piece.is_released = 0.0, True
+
+    def _open(self, opened: Opened) -> None:
+        """The store is open: what is in memory takes the names that it has there."""
+        size = self._state.chain.block_size
+        chain = HashChain(opened.secret, opened.model_hash, block_size=size)
+        if chain.root != self._state.chain.root:
+            self._state.rename(chain, opened.model_hash)
+            for cursor in self._cursors:
+                cursor.rename(chain)
+                cursor.continues = cursor.name_at(chain, cursor.num_told)
+        if self._disk is not None:
+            self._disk.secret = opened.secret
+            self._disk.writer.resume()
+
+    # Prewarm
+
+    def _recall(self) -> None:
+        """Nobody asks for anything: bring the next conversation back when the last one is here."""
+        if self._recalling is not None:
+            if self._recalling.is_waiting:
+                return
+            self._finder.release(self._recalling)
+            self._state.release(self._recalling)
+            self._recalling = None
+        while self._recalled and self._recalling is None:
+            recall = self._recalled.pop(0)
+            token_ids = array("I", recall.token_ids)
+            cursor = CacheCursor(token_ids=array("I", [*token_ids, 0]), root=recall.root)
+            cursor.names = self._state.chain.block_hashes(token_ids, root=recall.root)
+            if self.memory.num_bytes < min(self._prewarm_bytes, self.memory.budget_bytes):
+                self._finder.begin(cursor)
+                self._recalling = cursor
+
+
+def owner_of(secret: bytes, cursor: CacheCursor) -> Owner:
+    """Whose a head is, by names that are keyed with the store's secret."""
+    session_id = cursor.asker.session_id
+    session = b"" if session_id is None else conversation_key(secret, session_id)
+    return Owner(keyed_hash(secret, "model", cursor.asker.model.encode()), session, cursor.root)
+
+
+def _packed(packed: WholePacked) -> Packed:
+    tensors = [Tensor(one.name, one.dtype, one.shape, one.data) for one in packed.tensors]
+    return Packed(packed.layout, tensors)
+
+
+def folders(root: Path) -> tuple[Path, Path]:
+    """Where the slots and the heads of a store lie."""
+    return root / "slots", root / "heads"

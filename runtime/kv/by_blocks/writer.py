@@ -1,0 +1,408 @@
+"""Writing: blocks become slots and turns become heads behind the requests, the newest turns first.
+
+Its threads make no mlx call: they get evaluated host bytes. Publishing a staged head is the
+server's part.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from msgspec import structs
+
+from runtime.kv_messages import Allow, Allowance, Ended, Trouble
+from store.blocks.head_file import Head, write_head
+from store.blocks.kv_file import Tensor
+from store.blocks.slots import BlockKey, SlotAbout, Slots
+from store.errors import OverCap, StoreError
+from store.keyed_names import NOBODY, Asker
+from store.temp_names import temp_name
+
+PAUSE_AFTER_ERROR_S = 60.0
+REST_S = 3.0
+"""After so long without a request what is behind the last whole blocks is written as well."""
+
+NUM_THREADS = 2
+"""That write at once while nothing else runs."""
+
+ALLOWANCE_BYTES = 64 << 20
+"""So much is asked for at a time, before it is needed."""
+
+_REST_SHARE = 3.0
+"""While requests run a writer rests so much longer than it works, with an empty queue."""
+
+_CALM_SHARE = 1 / 16
+"""With so much of the queue full it does not rest: what waits there is in memory until then."""
+
+
+class Packed(NamedTuple):
+    """KV as host bytes, and what `pack` says of its layout."""
+
+    layout: str
+    tensors: list[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memoryview(one.data).nbytes for one in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockJob:
+    """A block to be written, or the states at its end."""
+
+    key: BlockKey
+    token_ids: array[int]
+    packed: Packed
+    recompute_ms: float = 0.0
+    is_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadJob:
+    """A head to be staged once the blocks `names` are written, and later again with its end."""
+
+    head: Head
+    token_ids: array[int]
+    names: tuple[bytes, ...]
+    end_name: bytes
+    received: int
+    asker: Asker = NOBODY
+    ends: tuple[int, ...] = ()
+    end: Packed | None = None
+    """What is behind the last whole block; it is written when the model rests."""
+    with_end: bool = False
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        return self.end.tensors if self.end is not None and self.with_end else ()
+
+    @property
+    def written(self) -> tuple[bytes, ...]:
+        """What of it is on disk once it is published."""
+        return (*self.names, self.end_name) if self.with_end else self.names
+
+    def again(self, *, with_end: bool) -> HeadJob:
+        """A head of the same tokens, which takes the place of this one."""
+        head = structs.replace(self.head, id=uuid4().hex, continues=self.end_name)
+        return replace(self, head=head, with_end=with_end)
+
+
+class Written(NamedTuple):
+    """Blocks that need their bytes in memory no longer, as they are slots; or with a `reason` as
+    they could not be written.
+    """
+
+    names: tuple[bytes, ...]
+    reason: str | None = None
+
+
+class Staged(NamedTuple):
+    """A head is staged, and is told right after this."""
+
+    job: HeadJob
+
+
+class AllowedBytes:
+    """How much may be written: given in advance by the server, which is asked before it is used up.
+
+    Every thread may call it.
+    """
+
+    def __init__(self, ask: Callable[[Allow], None]) -> None:
+        self._ask = ask
+        self._changed = threading.Condition()
+        self._num_left = 0
+        self._num_used = 0
+        self._is_asked = False
+        self._is_refused = False
+        self._is_closed = False
+
+    def hear(self, allowance: Allowance) -> None:
+        """The server allows so much more, or nothing."""
+        with self._changed:
+            self._num_left += allowance.num_bytes
+            self._is_asked, self._is_refused = False, not allowance.num_bytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody answers any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def take(self, num_bytes: int) -> None:
+        """So much is written now. Raises OverCap where that is not allowed."""
+        with self._changed:
+            while self._num_left < num_bytes and not self._is_closed:
+                self._ask_for(num_bytes)
+                self._changed.wait()
+                if self._is_refused:
+                    self._is_refused = False
+                    break
+            if self._num_left < num_bytes:
+                raise OverCap(num_bytes)
+            self._num_left -= num_bytes
+            self._num_used += num_bytes
+            if self._num_left < ALLOWANCE_BYTES // 2:
+                self._ask_for(ALLOWANCE_BYTES)
+
+    def used(self) -> int:
+        """How much was used since this was asked last."""
+        with self._changed:
+            used, self._num_used = self._num_used, 0
+        return used
+
+    def _ask_for(self, num_bytes: int) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            self._ask(Allow(num_bytes=max(num_bytes, ALLOWANCE_BYTES)))
+
+
+class Writer:
+    """A bounded queue of blocks, and of heads behind them. `on_written` is called in its threads.
+
+    While requests run one thread writes and rests in between, the less the more is queued. All
+    `num_threads` do while nothing runs, and when too much is queued.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        heads: Path,
+        max_bytes: int,
+        report: Callable[[Ended | Trouble], None],
+        on_written: Callable[[Written | Staged], None],
+        allowed: AllowedBytes,
+        *,
+        num_threads: int = NUM_THREADS,
+    ) -> None:
+        self._slots = slots
+        self._folder = heads
+        self._max_bytes = max_bytes
+        self._report = report
+        self._on_written = on_written
+        self._allowed = allowed
+        self._num_threads = num_threads
+        self._blocks: OrderedDict[tuple[bytes, bool], BlockJob] = OrderedDict()
+        self._heads: list[HeadJob] = []
+        self._resting: dict[str, HeadJob] = {}
+        """Heads that were staged without their ends."""
+        self._writing: set[tuple[bytes, bool]] = set()
+        self._num_staging = 0
+        self._wake = threading.Condition()
+        self._is_idle = False
+        self._rests_at_s = 0.0
+        self._is_closing = False
+        self._paused_until_s = 0.0
+        self.num_queued_bytes = 0
+        self.num_dropped = 0
+
+    def put(self, jobs: Sequence[BlockJob]) -> None:
+        """Queue blocks; in a full queue the oldest make room for them."""
+        dropped: list[bytes] = []
+        with self._wake:
+            is_paused = time.monotonic() < self._paused_until_s
+            for job in jobs:
+                if is_paused:
+                    dropped.append(job.key.name)
+                    continue
+                self._blocks[job.key.name, job.is_state] = job
+                self.num_queued_bytes += job.packed.nbytes
+            while self.num_queued_bytes > self._max_bytes and len(self._blocks) > 1:
+                dropped.append(self._take(next(iter(self._blocks))).key.name)
+            self.num_dropped += len(dropped)
+            self._wake.notify_all()
+        if dropped:
+            self._on_written(Written(tuple(dropped), "paused" if is_paused else "full"))
+
+    def put_head(self, job: HeadJob) -> None:
+        """Have a head staged once its blocks are written; all of it before anything older."""
+        with self._wake:
+            for one in (*self._heads, *self._resting.values()):
+                if one.head.owner == job.head.owner and one.end_name == job.head.continues:
+                    job = self._instead_of(one, job)
+            self._heads.append(job)
+            names = {*job.names}
+            for key in [one for one in self._blocks if one[0] in names][::-1]:
+                self._blocks.move_to_end(key, last=False)
+            self._wake.notify_all()
+
+    def _instead_of(self, before: HeadJob, job: HeadJob) -> HeadJob:
+        """A conversation goes on before the head of its last turn was staged, or its end."""
+        if self._resting.pop(before.head.id, None) is not None:
+            return job
+        self._heads.remove(before)
+        return replace(job, head=structs.replace(job.head, continues=before.head.continues))
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is queued or being written, besides ends that wait until the model rests."""
+        with self._wake:
+            return bool(self._blocks or self._heads or self._writing or self._num_staging)
+
+    def set_idle(self, *, is_idle: bool) -> None:
+        """Whether no request is running."""
+        with self._wake:
+            if is_idle and not self._is_idle:
+                self._rests_at_s = time.monotonic() + REST_S
+            self._is_idle = is_idle
+            self._wake.notify_all()
+
+    def resume(self) -> None:
+        """The store works again, as far as anybody knows: try it."""
+        self._paused_until_s = 0.0
+
+    def drop(self, names: Collection[bytes]) -> None:
+        """These were deleted: the heads that end in them are staged no more with their ends."""
+        gone = {*names}
+        with self._wake:
+            for one in [*self._resting.values()]:
+                if not gone.isdisjoint((*one.names, one.end_name)):
+                    del self._resting[one.head.id]
+
+    def run(self) -> None:
+        """Write until closed and empty."""
+        helpers = [
+            threading.Thread(target=self._work, args=(True,), name="writer helper", daemon=True)
+            for _ in range(self._num_threads - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        self._work(False)
+        for helper in helpers:
+            helper.join()
+
+    def close(self) -> None:
+        """Write what is queued, and all ends, then end."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify_all()
+
+    def _work(self, is_helper: bool) -> None:
+        while (job := self._next(is_helper)) is not None:
+            begun_s = time.monotonic()
+            if isinstance(job, HeadJob):
+                self._stage(job)
+            else:
+                self._write(job)
+            rest_s = (time.monotonic() - begun_s) * self._rest_share()
+            if rest_s:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._is_idle or self._is_closing, rest_s)
+
+    def _rest_share(self) -> float:
+        if self._is_idle or self._is_closing:
+            return 0.0
+        share = self.num_queued_bytes / max(self._max_bytes * _CALM_SHARE, 1)
+        return _REST_SHARE * max(1.0 - share, 0.0)
+
+    def _next(self, is_helper: bool) -> BlockJob | HeadJob | None:
+        """What comes next; None at the end."""
+        with self._wake:
+            while True:
+                may_help = self._is_idle or self._is_closing or self._rest_share() == 0
+                if not is_helper or may_help:
+                    if (job := self._ready()) is not None:
+                        return job
+                    is_over = not (self._blocks or self._heads or self._resting or self._writing)
+                    if self._is_closing and is_over and not self._num_staging:
+                        self._wake.notify_all()
+                        return None
+                self._wake.wait(self._wait_s())
+
+    def _wait_s(self) -> float | None:
+        now_s = time.monotonic()
+        if now_s < self._paused_until_s:
+            return self._paused_until_s - now_s
+        is_resting = self._is_idle and self._resting
+        return max(self._rests_at_s - now_s, 0.01) if is_resting else None
+
+    def _ready(self) -> BlockJob | HeadJob | None:
+        if time.monotonic() < self._paused_until_s and not self._is_closing:
+            return None
+        open_names = {name for name, _ in (*self._blocks, *self._writing)}
+        for number, job in enumerate(self._heads):
+            if open_names.isdisjoint(job.names):
+                self._num_staging += 1
+                return self._heads.pop(number)
+        if self._blocks:
+            key = next(iter(self._blocks))
+            self._writing.add(key)
+            return self._take(key)
+        is_resting = self._is_idle and time.monotonic() >= self._rests_at_s
+        if self._resting and not self._heads and (is_resting or self._is_closing):
+            self._num_staging += 1
+            head_id, job = next(iter(self._resting.items()))
+            del self._resting[head_id]
+            return job.again(with_end=True)
+        return None
+
+    def _take(self, key: tuple[bytes, bool]) -> BlockJob:
+        job = self._blocks.pop(key)
+        self.num_queued_bytes -= job.packed.nbytes
+        return job
+
+    def _write(self, job: BlockJob) -> None:
+        reason = None
+        try:
+            self._allowed.take(job.packed.nbytes)
+            about = SlotAbout(job.key.model, job.key.name, job.packed.layout, job.recompute_ms)
+            if job.is_state:
+                self._slots.put_state(about, job.packed.tensors)
+            else:
+                self._slots.put(about, job.token_ids, job.packed.tensors)
+        except StoreError as error:
+            reason = self._pause(error)
+        with self._wake:
+            self._writing.discard((job.key.name, job.is_state))
+            self._wake.notify_all()
+        self._on_written(Written((job.key.name,), reason))
+
+    def _stage(self, job: HeadJob) -> None:
+        path = self._folder / temp_name(job.head.id)
+        head = job.head
+        if job.end is not None and job.with_end:
+            head = structs.replace(head, layout=job.end.layout)
+        is_staged = False
+        try:
+            if job.names:
+                self._slots.sync([head.model])
+            write_head(path, head, job.token_ids, job.tensors)
+            is_staged = True
+        except StoreError as error:
+            self._pause(error)
+        if is_staged:
+            self._on_written(Staged(job))
+            self._report(_ended(job, path, self._allowed.used()))
+        with self._wake:
+            self._num_staging -= 1
+            if not is_staged and not self._is_closing:
+                self._heads.insert(0, job)
+            elif is_staged and job.end is not None and not job.with_end:
+                self._resting[head.id] = job
+            self._wake.notify_all()
+
+    def _pause(self, error: StoreError) -> str:
+        """The store fails: nothing is written for a while, which the server is told."""
+        self._report(Trouble(reason=error.reason))
+        self._paused_until_s = time.monotonic() + PAUSE_AFTER_ERROR_S
+        return error.reason
+
+
+def _ended(job: HeadJob, path: Path, num_bytes: int) -> Ended:
+    return Ended(
+        head_id=job.head.id,
+        received=job.received,
+        asker=job.asker,
+        path=str(path),
+        ends=job.ends,
+        num_bytes=num_bytes,
+    )

@@ -1,0 +1,142 @@
+"""What the server and a worker say to each other of KV: each thing once.
+
+A turn takes two of them: `Ended`, and `Kept`. Everything else is rare. Names of blocks are 16 bytes.
+"""
+
+from __future__ import annotations
+
+from runtime.types import Struct
+from store.keyed_names import NOBODY, Asker
+
+
+class Opened(Struct, frozen=True, tag="kv_opened"):
+    """The store is open: what names everything in it. `oldest_number` as in `Ended.received`."""
+
+    model_hash: bytes
+    secret: bytes
+
+
+class Kept(Struct, frozen=True, tag="kv_kept"):
+    """A head was published, or with `is_kept` False turned away: it is of what was deleted.
+
+    Of these blocks of it there is no slot, as others' deletions removed them meanwhile.
+    """
+
+    head_id: str
+    is_kept: bool
+    lacking: tuple[bytes, ...] = ()
+
+
+class Drop(Struct, frozen=True, tag="kv_drop"):
+    """Have nothing of these blocks and ends in memory, nor what is behind them; `Dropped` answers.
+
+    They were deleted.
+    """
+
+    number: int
+    names: tuple[bytes, ...]
+
+
+class Allowance(Struct, frozen=True, tag="kv_allowance"):
+    """So many bytes more may be written. Of none more is to be asked for before `pause_s`."""
+
+    num_bytes: int
+    pause_s: float = 0.0
+
+
+class Brought(Struct, frozen=True, tag="kv_brought"):
+    """Of the blocks that were wanted from the cold store those of `names` are slots now; the others
+    that were asked for with them are not to be had.
+    """
+
+    names: tuple[bytes, ...]
+    asked: tuple[bytes, ...]
+
+
+class Recall(Struct, frozen=True, tag="kv_recall"):
+    """Have these blocks, each behind the one before it, in memory as soon as nothing else is to be
+    done. Their tokens, in four bytes each, begin at the first block.
+    """
+
+    names: tuple[bytes, ...]
+    token_ids: bytes
+    root: bytes = b""
+
+
+class Awaited(Struct, frozen=True, tag="kv_awaited"):
+    """Who said what ends with these names is back in `pause_s` seconds, or with None not at all."""
+
+    names: tuple[bytes, ...]
+    pause_s: float | None = None
+
+
+class MemoryAsked(Struct, frozen=True, tag="kv_memory_asked"):
+    """Which of these are in memory now? `InMemory` of the same number answers."""
+
+    number: int
+    names: tuple[bytes, ...]
+
+
+KvNews = Opened | Kept | Drop | Allowance | Brought | Recall | Awaited | MemoryAsked
+"""What the server tells a worker."""
+
+
+class Ended(Struct, frozen=True, tag="kv_ended"):
+    """A turn ended, or what is computed of a long prompt is to be kept: its head.
+
+    It is staged at `path`, or is in this worker's memory only and told with its tokens, in four
+    bytes each. Its request came when the last deletion had the number `received`. Ends of it may be
+    in memory at the positions `ends`. Its slots took `num_bytes` that were allowed.
+    """
+
+    head_id: str
+    received: int
+    asker: Asker = NOBODY
+    path: str | None = None
+    token_ids: bytes = b""
+    root: bytes = b""
+    ends: tuple[int, ...] = ()
+    num_bytes: int = 0
+
+
+class Want(Struct, frozen=True, tag="kv_want"):
+    """A request waits for these blocks, of which there is no slot: has the cold store them?"""
+
+    names: tuple[bytes, ...]
+
+
+class Allow(Struct, frozen=True, tag="kv_allow"):
+    """So many bytes wait to be written; `Allowance` answers. Pinned ones are asked for apart."""
+
+    num_bytes: int
+    is_pinned: bool = False
+
+
+class Damaged(Struct, frozen=True, tag="kv_damaged"):
+    """These slots were not as they were written, and are removed."""
+
+    names: tuple[bytes, ...]
+
+
+class Trouble(Struct, frozen=True, tag="kv_trouble"):
+    """Something could not be written; `reason` is machine-readable."""
+
+    reason: str
+
+
+class Dropped(Struct, frozen=True, tag="kv_dropped"):
+    """The `Drop` of that number is done; so many pieces were in memory."""
+
+    number: int
+    num_pieces: int
+
+
+class InMemory(Struct, frozen=True, tag="kv_in_memory"):
+    """Those that are in memory of what `MemoryAsked` named."""
+
+    number: int
+    names: tuple[bytes, ...]
+
+
+KvReport = Ended | Want | Allow | Damaged | Trouble | Dropped | InMemory
+"""What a worker tells the server."""

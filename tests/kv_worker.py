@@ -1,0 +1,289 @@
+"""A worker's KV with real caches, files and threads, and the server's part of it with real heads.
+
+There is no model: the KV of a token is a number that depends on all tokens up to it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from runtime.kv.by_blocks.cursor import CacheCursor
+from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
+from runtime.kv.by_blocks.state import KvState
+from runtime.kv.by_blocks.tiers import Disk, Tiers, folders
+from runtime.kv.by_blocks.writer import AllowedBytes, Staged, Writer, Written
+from runtime.kv_messages import (
+    Allow,
+    Allowance,
+    Damaged,
+    Drop,
+    Dropped,
+    Ended,
+    InMemory,
+    Kept,
+    KvReport,
+    Opened,
+    Trouble,
+    Want,
+)
+from store.block_names import HashChain
+from store.blocks.heads import Heads, Whom
+from store.blocks.slots import Slots
+from store.errors import SlotMissing
+from store.keyed_names import Asker, conversation_key
+from tests.waiting import PATIENCE_S
+
+BLOCK = 4
+SECRET, MODEL = b"secret", b"m" * 16
+CHAIN = HashChain(SECRET, MODEL, block_size=BLOCK)
+
+PLAIN: Callable[[], list[Any]] = lambda: [KVCache(), KVCache()]  # noqa: E731
+STATEFUL: Callable[[], list[Any]] = lambda: [ArraysCache(1), KVCache()]  # noqa: E731
+
+
+class Caches:
+    """What the tiers need of a loaded model."""
+
+    kv_start = 0
+
+    def __init__(self, make: Callable[[], list[Any]]) -> None:
+        self._make = make
+        self.stream = mx.default_stream(mx.cpu)
+
+    def new_kv(self, num_tokens: int = 0) -> list[Any]:
+        return self._make()
+
+
+def numbers(token_ids: Sequence[int]) -> list[int]:
+    """The KV of each token."""
+    found: list[int] = []
+    last = b""
+    for token_id in token_ids:
+        last = blake2b(last + token_id.to_bytes(4, "little"), digest_size=16).digest()
+        found.append(int.from_bytes(last[:2], "little") + 1)
+    return found
+
+
+def compute(kv: Sequence[Any], token_ids: Sequence[int], start: int, end: int) -> None:
+    """Append the tokens `[start, end)` to caches that hold those before."""
+    those = numbers(token_ids[:end])[start:]
+    rows = mx.array(those, dtype=mx.float32).reshape(1, 1, -1, 1)
+    for layer in kv:
+        if isinstance(layer, KVCache):
+            layer.update_and_fetch(rows, -rows)
+        else:
+            layer[0] = mx.array([[those[-1]]], dtype=mx.float32)
+
+
+def check(kv: Sequence[Any], token_ids: Sequence[int], num_tokens: int) -> None:
+    """The caches hold the first tokens, and nothing else."""
+    those = numbers(token_ids[:num_tokens])
+    for layer in kv:
+        if isinstance(layer, KVCache):
+            assert layer.offset == num_tokens
+            if num_tokens:
+                assert layer.keys is not None
+                assert layer.values is not None
+                assert layer.keys[0, 0, :num_tokens, 0].tolist() == those
+                assert layer.values[0, 0, :num_tokens, 0].tolist() == [-one for one in those]
+        elif num_tokens:
+            assert layer[0].tolist() == [[those[-1]]]
+        else:
+            assert layer[0] is None
+
+
+class Answered(NamedTuple):
+    """All tokens of a request and its answer, and what was reused."""
+
+    token_ids: list[int]
+    cursor: CacheCursor
+
+    @property
+    def num_reused(self) -> int:
+        return self.cursor.use.num_tokens
+
+
+class MemoryHead(NamedTuple):
+    """A head that is in a worker's memory only."""
+
+    session: str | None
+    names: frozenset[bytes]
+
+
+class KvWorker:
+    """One worker and its server. Without `root` there is no disk."""
+
+    def __init__(
+        self,
+        make: Callable[[], list[Any]] = PLAIN,
+        root: Path | None = None,
+        *,
+        hot_bytes: int = 1 << 20,
+        slice_tokens: int = 3,
+    ) -> None:
+        self.root = root
+        self.slice_tokens = slice_tokens
+        self.number = 0
+        self.inbox: queue.SimpleQueue[OnDisk | PieceRead | Written | Staged | KvReport] = (
+            queue.SimpleQueue()
+        )
+        self.memory_heads: dict[str, MemoryHead] = {}
+        self.refused: list[str] = []
+        self.damaged: list[bytes] = []
+        self.num_ended = 0
+        self.state = KvState.of(Caches(make), CHAIN, hot_bytes)
+        self.writer: Writer | None = None
+        self.heads: Heads | None = None
+        disk = self._disk(root) if root is not None else None
+        self.tiers = Tiers(self.state, disk, self.inbox.put, checks=True)
+        self.tiers.hear(Opened(model_hash=MODEL, secret=SECRET))
+        self.state.model_hash = MODEL
+
+    def _disk(self, root: Path) -> Disk:
+        slots_at, heads_at = folders(root)
+        self.slots = Slots(slots_at)
+        self.heads = Heads(heads_at, self.slots, lambda _: CHAIN)
+        self.allowed = AllowedBytes(self._allow)
+        self.reader = Reader(self.slots, heads_at, self.inbox.put, BLOCK)
+        writer = self.writer = Writer(
+            self.slots, heads_at, 1 << 20, self.inbox.put, self.inbox.put, self.allowed
+        )
+        self.writing = threading.Thread(target=writer.run, name="writer", daemon=True)
+        self.writing.start()
+        return Disk(self.reader, writer, SECRET)
+
+    def _allow(self, asked: Allow) -> None:
+        threading.Thread(
+            target=self.allowed.hear, args=(Allowance(num_bytes=asked.num_bytes),)
+        ).start()
+
+    # The server's part
+
+    def handle(self, news: OnDisk | PieceRead | Written | Staged | KvReport) -> None:
+        match news:
+            case OnDisk() | PieceRead() | Written() | Staged():
+                self.tiers.hear(news)
+            case Ended(path=None):
+                self._told(news)
+            case Ended():
+                self._staged(news)
+            case Damaged(names=names):
+                self.damaged += names
+            case Dropped() | InMemory() | Trouble() | Want() | Allow():
+                pass
+
+    def _told(self, ended: Ended) -> None:
+        token_ids = array("I", ended.token_ids)
+        names = names_of(token_ids, ended.ends, ended.root)
+        head = MemoryHead(ended.asker.session_id, names)
+        if ended.received < self.number and head.session in self.refused:
+            self.tiers.hear(Drop(number=0, names=tuple(names - self.names_in_use())))
+            return
+        self.memory_heads[ended.head_id] = head
+        self.num_ended += 1
+
+    def _staged(self, ended: Ended) -> None:
+        assert self.heads is not None
+        assert ended.path is not None
+        try:
+            published = self.heads.publish(Path(ended.path), ended.received)
+        except SlotMissing:
+            return
+        if published is None:
+            self.tiers.hear(Kept(head_id=ended.head_id, is_kept=False))
+            return
+        self.num_ended += 1
+        lacking = tuple(one.name for one in published.lacking)
+        self.tiers.hear(Kept(head_id=ended.head_id, is_kept=True, lacking=lacking))
+
+    def names_in_use(self) -> set[bytes]:
+        return {name for one in self.memory_heads.values() for name in one.names}
+
+    def delete(self, session: str, chains: Sequence[Sequence[int]] = ()) -> None:
+        """Delete a session, whose heads had these tokens; the ends of others are not known here."""
+        self.settle()
+        self.number += 1
+        names: set[bytes] = set()
+        for head_id in [i for i, one in self.memory_heads.items() if one.session == session]:
+            names |= self.memory_heads.pop(head_id).names
+        self.refused.append(session)
+        if self.heads is not None:
+            key = conversation_key(SECRET, session)
+            names |= {one.name for one in self.heads.delete(Whom(session=key))}
+            for token_ids in chains:
+                names |= names_of(token_ids, range(1, len(token_ids) + 1))
+            names -= {one.name for one in self.heads.owned}
+        names -= self.names_in_use()
+        self.tiers.hear(Drop(number=self.number, names=tuple(names)))
+
+    def settle(self) -> None:
+        """All that was told is answered, and written but for ends."""
+        while True:
+            is_busy = self.writer is not None and self.writer.is_busy
+            try:
+                self.handle(self.inbox.get(timeout=0.01 if is_busy else 0.0))
+            except queue.Empty:
+                if not is_busy:
+                    return
+
+    def close(self) -> None:
+        """Stop as a server stops: everything is written."""
+        if self.writer is not None:
+            self.writer.close()
+            self.writing.join(PATIENCE_S)
+            assert not self.writing.is_alive()
+            self.reader.close()
+        self.settle()
+
+    # A client's part
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        session: str | None = None,
+        **fields: Any,
+    ) -> Answered:
+        """One request from its arrival to the end of its answer; what is taken up is compared."""
+        asker = Asker("m", session)
+        cursor = CacheCursor(
+            token_ids=list(prompt), asker=asker, after_deletion=self.number, **fields
+        )
+        self.tiers.set_idle(is_idle=False)
+        self.tiers.begin(cursor)
+        while cursor.is_waiting:
+            self.handle(self.inbox.get(timeout=PATIENCE_S))
+        kv, at = self.tiers.restore(cursor)
+        check(kv, prompt, at)
+        last = len(prompt) - 1
+        while at < last:
+            end = min([at + self.slice_tokens, last, *(b for b in cursor.boundaries if b > at)])
+            compute(kv, prompt, at, end)
+            self.tiers.on_prefill(cursor, kv, (at, end), 1.0 * (end - at))
+            at = end
+            if at < last and self.tiers.knows_more(cursor, at):
+                kv, at = self.tiers.restore(cursor, num_had=at)
+                check(kv, prompt, at)
+        said = [*prompt, *answer]
+        compute(kv, said, last, len(said))
+        self.tiers.on_finished(cursor, answer, kv)
+        self.tiers.note_durable(cursor)
+        self.tiers.release(cursor)
+        self.tiers.set_idle(is_idle=True)
+        return Answered(said, cursor)
+
+
+def names_of(token_ids: Sequence[int], ends: Sequence[int], root: bytes = b"") -> frozenset[bytes]:
+    """Those of its blocks, and of the ends at these positions."""
+    cursor = CacheCursor(token_ids=token_ids, root=root)
+    cursor.names = CHAIN.block_hashes(token_ids, root=root)
+    return frozenset({*cursor.names, *(cursor.name_at(CHAIN, end) for end in ends)})

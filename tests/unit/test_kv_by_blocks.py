@@ -1,0 +1,335 @@
+"""KV by blocks with real caches, files and threads: exact values, and random interleavings."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from store.block_names import num_common
+from tests.kv_worker import BLOCK, PLAIN, STATEFUL, KvWorker, names_of
+
+Make = Callable[[], list[Any]]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path if request.param == "disk" else None
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[..., KvWorker]]:
+    made: list[KvWorker] = []
+
+    def make(*args: Any, **fields: Any) -> KvWorker:
+        made.append(KvWorker(*args, **fields))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_follow_up_takes_up_all_that_was_said(workers: Any, root: Path | None):
+    for make in (PLAIN, STATEFUL):
+        worker = workers(make, root)
+        first = worker.ask(range(10), [100, 101, 102], "s")
+        assert (first.num_reused, first.cursor.use.reason) == (0, "first_seen")
+        second = worker.ask([*first.token_ids, 200, 201], [300], "s")
+        assert second.num_reused == 13
+        worker.settle()
+        third = worker.ask([*second.token_ids, 202], [301], "s")
+        assert third.num_reused == 16
+        worker.close()
+        root = root / "stateful" if root is not None else None
+
+
+def test_a_branch_takes_up_what_it_shares_to_the_token(workers: Any, root: Path | None):
+    worker = workers(PLAIN, root)
+    worker.ask(range(10), [100, 101], "s")
+    branch = worker.ask([*range(9), 50, 51], [102], "t")
+    assert (branch.num_reused, branch.cursor.use.reason) == (9, "diverged")
+    assert worker.ask([*range(10), 100, 60], [1], "u").num_reused == 11
+
+
+def test_with_states_a_branch_takes_up_the_last_one_before_it(workers: Any, root: Path | None):
+    worker = workers(STATEFUL, root)
+    worker.ask(range(10), [100, 101], "s", boundaries=(6,))
+    branch = worker.ask([*range(7), 50, 51], [102], "t")
+    assert (branch.num_reused, branch.cursor.use.reason) == (4, "no_checkpoint")
+
+
+def test_after_a_restart_everything_is_taken_up(workers: Any, tmp_path: Path):
+    for number, make in enumerate((PLAIN, STATEFUL)):
+        root = tmp_path / str(number)
+        worker = workers(make, root)
+        said = worker.ask(range(10), [100, 101, 102], "s").token_ids
+        worker.close()
+        again = workers(make, root)
+        second = again.ask([*said, 200, 201], [300], "s")
+        assert (second.num_reused, second.cursor.use.tier) == (13, "warm")
+
+
+def test_after_a_kill_whole_blocks_are_taken_up(workers: Any, tmp_path: Path):
+    worker = workers(PLAIN, tmp_path / "a")
+    said = worker.ask(range(10), [100, 101, 102], "s").token_ids
+    worker.settle()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    again = workers(PLAIN, tmp_path / "b")
+    second = again.ask([*said, 200], [300], "s")
+    assert (second.num_reused, second.cursor.use.reason) == (12, "not_yet_durable")
+
+
+def test_what_is_durable_is_said(workers: Any, tmp_path: Path):
+    worker = workers(PLAIN, tmp_path)
+    said = worker.ask(range(10), [100, 101, 102], "s").token_ids
+    worker.settle()
+    assert worker.ask([*said, 200], [300], "s").cursor.use.num_durable == 12
+
+
+def test_what_was_deleted_is_not_taken_up(workers: Any, root: Path | None):
+    worker = workers(PLAIN, root)
+    shared = worker.ask(range(8), [100, 101], "keeps").token_ids
+    gone = worker.ask([*range(8), 50, 51, 52], [60, 61], "goes").token_ids
+    worker.settle()
+    worker.delete("goes", [gone])
+    again = worker.ask([*gone, 70], [1], "new")
+    assert (again.num_reused, again.cursor.use.reason) == (8, "deleted")
+    assert worker.ask([*shared, 71], [1], "keeps").num_reused == 10
+
+
+def test_a_turn_that_ends_after_its_deletion_is_not_kept(workers: Any, root: Path | None):
+    worker = workers(PLAIN, root)
+    said = worker.ask(range(9), [100], "goes").token_ids
+    worker.delete("goes", [said])
+    late = worker.ask([*said, 5], [6], "goes", tenant="")
+    assert late.num_reused == 0
+    worker.number += 1
+    worker.refused.append("goes")
+
+
+def test_memory_holds_no_more_than_its_budget(workers: Any, root: Path | None):
+    worker = workers(PLAIN, root, hot_bytes=6 * BLOCK * 16)
+    for number in range(6):
+        worker.ask(range(100 * number, 100 * number + 21), [1], f"s{number}")
+        worker.settle()
+        worker.tiers.set_idle(is_idle=True)
+        assert worker.tiers.memory.num_bytes <= worker.tiers.memory.budget_bytes
+    again = worker.ask([*range(21), 1, 2], [3], "s0")
+    assert again.num_reused == (20 if root is not None else 0)
+    assert again.cursor.use.reason == "evicted"
+
+
+def test_nothing_of_another_tenant_is_taken_up(workers: Any, root: Path | None):
+    worker = workers(PLAIN, root)
+    worker.ask(range(10), [1], "s", tenant="one")
+    assert worker.ask(range(10), [1], "s", tenant="two").num_reused == 0
+    assert worker.ask(range(10), [1], "s", tenant="one").num_reused == 9
+
+
+def test_a_block_that_is_damaged_is_computed_again_and_what_follows_is_taken_up(
+    workers: Any, tmp_path: Path
+):
+    worker = workers(PLAIN, tmp_path, slice_tokens=64)
+    said = worker.ask(range(24), [100], "s").token_ids
+    worker.close()
+    name = worker.state.chain.block_hashes(said)[2]
+    (path,) = (tmp_path / "slots").rglob(f"{name.hex()}.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    again = workers(PLAIN, tmp_path, slice_tokens=64)
+    second = again.ask([*said, 200], [300], "s")
+    assert (second.num_reused, second.cursor.use.reason) == (21, "damaged")
+    assert again.damaged == [name]
+    again.close()
+    assert path.exists(), "it is written again"
+
+
+def test_a_private_prompt_is_in_memory_only(workers: Any, tmp_path: Path):
+    worker = workers(PLAIN, tmp_path)
+    said = worker.ask(range(10), [100, 101], "s", ttl_s=0.0).token_ids
+    assert worker.ask([*said, 9], [1], "s", ttl_s=0.0).num_reused == 12
+    worker.close()
+    assert not [*tmp_path.rglob("*.safetensors")]
+
+
+WHICH = st.integers(0, 2**20)
+
+
+class Machine(RuleBasedStateMachine):
+    """`live` are conversations, and what was said in each. Of that `whole` is in memory to the
+    token, the blocks of `durable` are on disk, and of `rested` what is behind the last one as well.
+    """
+
+    has_states = False
+    has_disk = False
+
+    @initialize()
+    def begin(self) -> None:
+        self.home = Path(tempfile.mkdtemp())
+        self.roots = (self.home / str(number) for number in itertools.count())
+        self.root = next(self.roots) if self.has_disk else None
+        self.worker = KvWorker(STATEFUL if self.has_states else PLAIN, self.root)
+        self.fresh, self.sessions = itertools.count(1000), itertools.count(1000)
+        self.live: dict[str, list[list[int]]] = {}
+        self.whole: list[list[int]] = []
+        self.durable: list[list[int]] = []
+        self.rested: list[list[int]] = []
+        self.asked: list[list[int]] = []
+        """Since the last start."""
+        self.damaged: set[bytes] = set()
+
+    def teardown(self) -> None:
+        self.worker.close()
+        shutil.rmtree(self.home)
+
+    def session(self) -> str:
+        return f"s{next(self.sessions)}"
+
+    def said(self) -> list[list[int]]:
+        return [one for each in self.live.values() for one in each]
+
+    def ask(self, prompt: list[int], num: int, session: str, **fields: Any) -> None:
+        answer = [next(self.fresh) for _ in range(num)]
+        it = self.worker.ask(prompt, answer, session, **fields)
+        last = len(prompt) - 1
+        most = max((num_common(one, prompt) for one in self.said()), default=0)
+        assert it.num_reused <= min(most, last), "what was deleted is nowhere"
+        least = min(self.least(prompt), last)
+        assert it.num_reused >= least, f"{least} of {prompt} were known"
+        self.rested = [one for one in self.rested if one != it.token_ids[: len(one)]]
+        self.live.setdefault(session, []).append(it.token_ids)
+        self.whole.append(it.token_ids)
+        self.asked.append(it.token_ids)
+
+    def least(self, prompt: list[int]) -> int:
+        """So much of a prompt is known at least."""
+        if self.has_states:  # where it begins with all that was said
+            passed = [one for one in self.whole + self.rested if one == prompt[: len(one)]]
+            return max((len(one) for one in passed if len(one) < len(prompt)), default=0)
+        known = [num_common(one, prompt) for one in self.whole]
+        known += [num // BLOCK * BLOCK for one in self.durable if (num := num_common(one, prompt))]
+        shared = ((one, num_common(one, prompt)) for one in self.rested)
+        known += [num for one, num in shared if num > len(one) // BLOCK * BLOCK]
+        return max(known, default=0)
+
+    @rule(system=st.integers(0, 9), num=st.integers(1, 9))
+    def start(self, system: int, num: int) -> None:
+        prompt = [*range(system), *(next(self.fresh) for _ in range(num))]
+        self.ask(prompt, num, self.session(), boundaries=(system,))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), num=st.integers(1, 6), is_branch=st.booleans())
+    def go_on(self, data: st.DataObject, num: int, is_branch: bool) -> None:
+        session = data.draw(st.sampled_from(sorted(self.live)))
+        before = data.draw(st.sampled_from(self.live[session]))
+        if is_branch:
+            before = before[: data.draw(st.integers(1, len(before)))]
+            session = self.session()
+        self.ask([*before, *(next(self.fresh) for _ in range(num))], num, session)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.live)))
+        gone = self.live.pop(session)
+        self.worker.delete(session, gone)
+        self.whole = [one for one in self.whole if one in self.said()]
+        self.durable = [one for one in self.durable if one in self.said()]
+        self.rested = [one for one in self.rested if one in self.said()]
+        there = {name for one in self.said() for name in names_of(one, range(1, len(one) + 1))}
+        assert all(piece.name in there for piece in self.worker.tiers.memory)
+
+    @rule(share=st.integers(0, 4))
+    def evict(self, share: int) -> None:
+        self.settled()
+        memory = self.worker.tiers.memory
+        memory.budget_bytes = memory.num_bytes * share // 4
+        self.worker.state.shrink()
+        assert memory.num_bytes <= memory.budget_bytes
+        memory.budget_bytes = 1 << 20
+        self.whole = []
+
+    def settled(self) -> None:
+        self.worker.settle()
+        if self.has_disk:
+            self.durable = self.undamaged()
+
+    def undamaged(self) -> list[list[int]]:
+        return [one for one in self.said() if self.damaged.isdisjoint(names_of(one, ()))]
+
+    @precondition(lambda self: self.has_disk)
+    @rule(is_killed=st.booleans())
+    def start_again(self, is_killed: bool) -> None:
+        """As it was when the last turns were published, or when the model rested."""
+        assert self.root is not None
+        if is_killed:
+            self.settled()
+            before, self.root = self.root, next(self.roots)
+            shutil.copytree(before, self.root)
+        self.worker.close()
+        self.worker = KvWorker(STATEFUL if self.has_states else PLAIN, self.root)
+        self.durable, self.whole = self.undamaged(), []
+        if not is_killed:
+            self.rested += [one for one in self.asked if one in self.durable]
+        self.rested = [one for one in self.rested if one in self.durable and not self.goes_on(one)]
+        self.asked = []
+
+    def goes_on(self, said: list[int]) -> bool:
+        """Its conversation does, so that another head has taken the place of its own."""
+        of_it = next(each for each in self.live.values() if said in each)
+        return any(one[: len(said)] == said and one != said for one in of_it)
+
+    @precondition(lambda self: self.has_disk and self.live)
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        self.settled()
+        assert self.root is not None
+        files = sorted((self.root / "slots").rglob("*.safetensors"))
+        if not files:
+            return
+        path = files[data.draw(WHICH) % len(files)]
+        content = bytearray(path.read_bytes())
+        content[data.draw(WHICH) % len(content)] ^= 1
+        path.write_bytes(content)
+        name = bytes.fromhex(path.name.partition(".")[0])
+        self.damaged.add(name)
+        self.durable = self.undamaged()
+        self.rested = [one for one in self.rested if one in self.durable]
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.worker.tiers.memory.check()
+
+
+class InMemory(Machine):
+    pass
+
+
+class InMemoryWithStates(Machine):
+    has_states = True
+
+
+class OnDisk(Machine):
+    has_disk = True
+
+
+class OnDiskWithStates(Machine):
+    has_states = True
+    has_disk = True
+
+
+HOW = settings(stateful_step_count=20, max_examples=25)
+TestInMemory, TestInMemoryWithStates = InMemory.TestCase, InMemoryWithStates.TestCase
+TestOnDisk, TestOnDiskWithStates = OnDisk.TestCase, OnDiskWithStates.TestCase
+for _case in (TestInMemory, TestInMemoryWithStates, TestOnDisk, TestOnDiskWithStates):
+    _case.settings = HOW
