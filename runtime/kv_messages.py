@@ -1,6 +1,6 @@
 """What the server and a worker say to each other of KV: each thing once.
 
-A turn takes two of them: `Ended`, and `Kept`. Everything else is rare. Names of blocks are 16 bytes.
+A turn takes two of them: `Ended`, and `Kept`. Everything else is rare. Names are 16 bytes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Ended(Struct, frozen=True, tag="kv_ended"):
 
 
 class Want(Struct, frozen=True, tag="kv_want"):
-    """A request waits for these blocks, of which there is no slot: has the cold store them?"""
+    """A request waits for these blocks, which are no slots and may be in the cold store."""
 
     names: tuple[bytes, ...]
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from runtime.kv.by_blocks.cursor import CacheCursor
 from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
 from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.tiers import Disk, Tiers, folders
 from runtime.kv.by_blocks.writer import AllowedBytes, Staged, Writer, Written
+from runtime.kv.cursor import CacheCursor
 from runtime.kv_messages import (
     Allow,
     Allowance,
@@ -285,5 +285,5 @@ class KvWorker:
 def names_of(token_ids: Sequence[int], ends: Sequence[int], root: bytes = b"") -> frozenset[bytes]:
     """Those of its blocks, and of the ends at these positions."""
     cursor = CacheCursor(token_ids=token_ids, root=root)
-    cursor.names = CHAIN.block_hashes(token_ids, root=root)
-    return frozenset({*cursor.names, *(cursor.name_at(CHAIN, end) for end in ends)})
+    cursor.block_hashes = CHAIN.block_hashes(token_ids, root=root)
+    return frozenset({*cursor.block_hashes, *(cursor.name_at(CHAIN, end) for end in ends)})

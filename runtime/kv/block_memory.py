@@ -217,6 +217,12 @@ class BlockMemory(Generic[K]):
         """The pieces that are right behind this name."""
         return self._behind.get(name, ())
 
+    def goes_on(self, above: bytes, rest: Sequence[int]) -> bool:
+        """Whether something behind a name begins with these tokens and goes on from them."""
+        beside, ids = self._behind.get(above, []), array("I", rest)
+        at = bisect_right(beside, ids, key=_tokens_of)
+        return at < len(beside) and beside[at].token_ids[: len(ids)] == ids
+
     def rename(self, chain: HashChain, root_of: Callable[[bytes], bytes | None]) -> None:
         """Take the names of another chain. Pieces go whose root has none, or what is before them.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from runtime.kv.block_memory import Piece
 from runtime.kv.deletions import Recognised
+from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.block_names import HashChain
@@ -62,10 +65,23 @@ class CacheCursor:
     pinned: dict[Run, None] = field(default_factory=dict["Run", None])
     use: CacheUse = field(default_factory=CacheUse)
 
+    num_told: int = 0
+    """The tokens of the last head of it that was told."""
+    continues: bytes = b""
+    """The name of the end of what it goes on from, or of the last head of it that was told."""
+    ends: set[int] = field(default_factory=set[int])
+    """Positions within a block at which something of it was kept."""
+    tier: CacheTier = "hot"
+    """The slowest from which something was read."""
+    awaits: set[bytes] = field(default_factory=set[bytes])
+    """The names of what is being read for it."""
+    holds: dict[Piece[RunKv], None] = field(default_factory=dict["Piece[RunKv]", None])
+    """What stays in memory for it."""
+
     @property
     def is_waiting(self) -> bool:
-        """It waits for slots to be read."""
-        return bool(self.waiting)
+        """It waits for something to be read."""
+        return bool(self.waiting or self.awaits)
 
     @property
     def recognised(self) -> Recognised:
@@ -87,6 +103,21 @@ class CacheCursor:
         """Take the names that this chain gives."""
         self.root = chain.root_of(self.tenant)
         self.block_hashes = chain.block_hashes(self.token_ids, root=self.root)
+
+    def extend(self, chain: HashChain, token_ids: Sequence[int]) -> None:
+        """It has these tokens now, the first of which it had before."""
+        self.token_ids = token_ids
+        self.block_hashes = chain.block_hashes(token_ids, known=self.block_hashes, root=self.root)
+
+    def above(self, chain: HashChain, number: int) -> bytes:
+        """The name of what is before the block of this number."""
+        return self.block_hashes[number - 1] if number else self.root or chain.root
+
+    def name_at(self, chain: HashChain, end: int) -> bytes:
+        """The name of its first `end` tokens."""
+        number = end // chain.block_size
+        rest = self.token_ids[number * chain.block_size : end]
+        return chain.end_hash(self.above(chain, number), array("I", rest))
 
     def shares_block(self, other: CacheCursor, number: int) -> bool:
         """Both have a whole block of that number, and are the same up to its end."""
@@ -121,4 +152,8 @@ class CacheCursor:
             asked={},
             waiting=set(),
             pinned={},
+            ends=set(self.ends),
+            tier="hot",
+            awaits=set(),
+            holds={},
         )

@@ -91,6 +91,16 @@ class Tiers:
         return self._state.hot
 
     @property
+    def num_changes(self) -> int:
+        """How often something came into memory or left it."""
+        return self.hot.num_changes
+
+    @property
+    def num_bytes(self) -> int:
+        """What KV in memory takes."""
+        return self.hot.num_bytes
+
+    @property
     def counts(self) -> KvCounts:
         return self._state.counts
 
@@ -285,9 +295,12 @@ class Tiers:
             case HotAsked():
                 self._report(_hot_now(self.hot, news))
 
-    def leave_beside_rows(self, num_bytes: int | None, following: Sequence[Run] = ()) -> None:
-        """See `TierState.leave_beside_rows`."""
-        self._state.leave_beside_rows(num_bytes, following)
+    def leave_beside_rows(
+        self, num_bytes: int | None, following: Sequence[CacheCursor] = ()
+    ) -> None:
+        """See `TierState.leave_beside_rows`; `following` are taken up next."""
+        runs = [run for cursor in following for run in cursor.pinned]
+        self._state.leave_beside_rows(num_bytes, runs)
 
     def learn(self, slots: Sequence[KnownSlot]) -> None:
         """Slots that are on disk, in any order."""

@@ -22,11 +22,14 @@ import mlx.core as mx
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestRejected
+from runtime.kv import tiers
+from runtime.kv.by_blocks.alone import TiersAlone
+from runtime.kv.by_blocks.state import KvState
+from runtime.kv.either import Tiers
 from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
 from runtime.kv.room import AskedRoom
 from runtime.kv.state import TierState
-from runtime.kv.tiers import Tiers
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
@@ -222,14 +225,20 @@ class Worker:
         options = command.kv
         chain = HashChain(os.urandom(16), b"", block_size=options.block_size)
         parts = self._team.parts(model) if self._team is not None else None
+        if options.root is None:
+            state = KvState.of(model, chain, options.hot_bytes, parts)
+            state.unsupported = state.unsupported or model.unproven
+            state.keeps_pictures = model.keeps_pictures
+            report, deletions = self._sender.send, self._turns.deletions
+            return TiersAlone(state, deletions, report, checks=sys.flags.dev_mode)
         tier_state = TierState.of(model, chain, b"", options.hot_bytes, parts)
         tier_state.unsupported = tier_state.unsupported or model.unproven
         tier_state.keeps_pictures, tier_state.deletions = (
             model.keeps_pictures,
             self._turns.deletions,
         )
-        if options.root is None or (self._team is not None and not self._team.is_here):
-            return Tiers(tier_state, None, None, self._sender.send, checks=sys.flags.dev_mode)
+        if self._team is not None and not self._team.is_here:
+            return tiers.Tiers(tier_state, None, None, self._sender.send, checks=sys.flags.dev_mode)
         tier_state.is_apart = True
         root = Path(options.root)
         writer = SlotWriter(
@@ -237,7 +246,7 @@ class Worker:
         )
         self._writer = writer, _thread("writer", writer.run)
         reader = SlotReader(root, self._inbox.put)
-        return Tiers(
+        return tiers.Tiers(
             tier_state,
             writer,
             reader,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from runtime.errors import RequestRejected
-from runtime.kv.tiers import Tiers
+from runtime.kv.either import Tiers
 from runtime.slot_events import Attach, HotBudget
 from runtime.types import (
     Chunk,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory, RequestRejected
-from runtime.kv.tiers import Tiers
+from runtime.kv.either import Tiers
 from runtime.slot_events import HotBudget
 from runtime.types import ChatPrompt
 from runtime.worker.decode import Decoder
@@ -61,9 +61,9 @@ class RowExecutor:
 
         Who lacks less than is worth taking up has nothing to gain: of small ones there may be many.
         """
-        if self._num_changes_seen == self._tiers.hot.num_changes:
+        if self._num_changes_seen == self._tiers.num_changes:
             return
-        self._num_changes_seen = self._tiers.hot.num_changes
+        self._num_changes_seen = self._tiers.num_changes
         for group in self._scheduler.waiting:
             if not group.is_waiting and group.num_lacking_tokens >= self._tiers.least_worth:
                 group.num_at_hand = self._tiers.num_at_hand(group.cursor)
@@ -84,8 +84,8 @@ class RowExecutor:
     def share_memory(self, following: tuple[SequenceGroup, ...] = ()) -> None:
         """The hot tier has what rows leave of the memory for both. `following` come next."""
         left_bytes = self._scheduler.left_bytes(self._decoder.sequences, following)
-        runs = [run for one in following if one.kv is None for run in one.cursor.pinned]
-        self._tiers.leave_beside_rows(left_bytes, runs)
+        new = [one.cursor for one in following if one.kv is None]
+        self._tiers.leave_beside_rows(left_bytes, new)
 
     def refusal_of(self, group: SequenceGroup) -> RequestRejected | None:
         """Why there will not be memory for a request, if there will not."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from runtime.kv.tiers import Tiers
+from runtime.kv.either import Tiers
 from runtime.slot_events import Attach, SliceLearned
 from runtime.worker.arrivals import Arrival
 from runtime.worker.scheduler import Scheduler
@@ -104,7 +104,7 @@ class SliceLearner:
         if self._trial is None:
             sizes = sizes_to_time(self._default, self._scheduler.prefill_rate)
             self._trial = SliceTrial(sizes, self._default) if sizes else None
-        num_bytes = self._tiers.hot.num_bytes
+        num_bytes = self._tiers.num_bytes
         memory, trial = self._scheduler.memory, self._trial
         return trial is not None and memory.has_beside(num_bytes, trial.span_tokens)
 

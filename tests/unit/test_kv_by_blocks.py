@@ -64,7 +64,12 @@ def test_with_states_a_branch_takes_up_the_last_one_before_it(workers: Any, root
     worker = workers(STATEFUL, root)
     worker.ask(range(10), [100, 101], "s", boundaries=(6,))
     branch = worker.ask([*range(7), 50, 51], [102], "t")
-    assert (branch.num_reused, branch.cursor.use.reason) == (4, "no_checkpoint")
+    assert (branch.num_reused, branch.cursor.use.reason) == (6, "no_checkpoint")
+    worker.close()
+    if root is not None:
+        again = workers(STATEFUL, root)
+        branch = again.ask([*range(7), 60, 61], [102], "u")
+        assert (branch.num_reused, branch.cursor.use.reason) == (4, "first_seen")
 
 
 def test_after_a_restart_everything_is_taken_up(workers: Any, tmp_path: Path):
@@ -149,8 +154,8 @@ def test_a_block_that_is_damaged_is_computed_again_and_what_follows_is_taken_up(
     again = workers(PLAIN, tmp_path, slice_tokens=64)
     second = again.ask([*said, 200], [300], "s")
     assert (second.num_reused, second.cursor.use.reason) == (21, "damaged")
-    assert again.damaged == [name]
     again.close()
+    assert again.damaged == [name]
     assert path.exists(), "it is written again"
 
 

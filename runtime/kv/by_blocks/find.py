@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.kv.block_memory import Found, Piece
-from runtime.kv.by_blocks.cursor import CacheCursor
 from runtime.kv.by_blocks.reader import Asked, OnDisk, PieceRead, Reader, Wanted
 from runtime.kv.by_blocks.state import KvState
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import around
 from runtime.kv.pack import RunKv
 from runtime.kv_messages import Damaged, Want
@@ -61,7 +61,9 @@ class Finder:
         return found
 
     def _find(self, cursor: CacheCursor, limit: int) -> Found[RunKv]:
-        return self._memory.find(cursor.token_ids, cursor.names, root=cursor.root, limit=limit)
+        return self._memory.find(
+            cursor.token_ids, cursor.block_hashes, root=cursor.root, limit=limit
+        )
 
     def begin(self, cursor: CacheCursor) -> None:
         """Look a prompt up and ask for what is only on disk; `cursor.is_waiting` says whether."""
@@ -79,7 +81,7 @@ class Finder:
         assert self._reader is not None
         limit, size = len(cursor.token_ids) - 1, self._state.chain.block_size
         key = b"look" + cursor.name_at(self._state.chain, limit)
-        cursor.waiting.add(key)
+        cursor.awaits.add(key)
         waiting = self._reading.setdefault(key, [])
         waiting.append(cursor)
         if len(waiting) == 1:
@@ -89,7 +91,7 @@ class Finder:
                     key,
                     self._state.model_hash,
                     cursor.root or self._state.chain.root,
-                    cursor.names[: limit // size],
+                    cursor.block_hashes[: limit // size],
                     array("I", cursor.token_ids[:limit]),
                     num_found,
                     self._state.needs_state,
@@ -118,7 +120,7 @@ class Finder:
         """The files that are missed in memory on the way."""
         assert self._reader is not None
         chain, model = self._state.chain, self._state.model_hash
-        size, names = chain.block_size, cursor.names
+        size, names = chain.block_size, cursor.block_hashes
         wanted: list[Wanted] = []
         for number in (*range(found.num_blocks), *found.later):
             if names[number] not in self._memory:
@@ -143,7 +145,7 @@ class Finder:
     def _read(self, cursor: CacheCursor, wanted: Wanted) -> None:
         assert self._reader is not None
         key = wanted.name + wanted.kind.encode()
-        cursor.waiting.add(key)
+        cursor.awaits.add(key)
         cursor.tier = "warm" if cursor.tier == "hot" else cursor.tier
         waiting = self._reading.setdefault(key, [])
         waiting.append(cursor)
@@ -153,7 +155,7 @@ class Finder:
     def _want(self, cursor: CacheCursor, names: Sequence[bytes]) -> None:
         """Ask whether the cold store has the blocks of which there is no slot."""
         key = b"cold" + names[0]
-        cursor.waiting.add(key)
+        cursor.awaits.add(key)
         waiting = self._reading.setdefault(key, [])
         waiting.append(cursor)
         if len(waiting) == 1:
@@ -255,8 +257,8 @@ class Finder:
             self._report(Damaged(names=(read.wanted.name,)))
 
     def _arrived(self, cursor: CacheCursor, key: bytes) -> None:
-        cursor.waiting.discard(key)
-        if not cursor.waiting:
+        cursor.awaits.discard(key)
+        if not cursor.awaits:
             for one in self._then.pop(cursor, ()):
                 self._read(cursor, one)
 
@@ -267,10 +269,10 @@ class Finder:
 
     def stop_waiting(self, cursor: CacheCursor) -> None:
         """It needs nothing any more of what is being read."""
-        for key in cursor.waiting:
+        for key in cursor.awaits:
             if cursor in self._reading.get(key, []):
                 self._reading[key].remove(cursor)
-        cursor.waiting.clear()
+        cursor.awaits.clear()
         self._then.pop(cursor, None)
 
     def release(self, cursor: CacheCursor) -> None:
@@ -353,7 +355,7 @@ class Finder:
         if self._state.needs_state or cursor.limit is not None:
             return
         size, at = self._state.chain.block_size, found.num_tokens // self._state.chain.block_size
-        known = [name in self._memory for name in cursor.names]
+        known = [name in self._memory for name in cursor.block_hashes]
         starts = [n for n in range(at + 1, len(known)) if known[n] and not known[n - 1]]
         cursor.boundaries = (*cursor.boundaries, *(n * size for n in starts))
 
@@ -373,11 +375,11 @@ class Finder:
             return "no_checkpoint", at
         if (missed := self._state.why_missed(cursor, at)) is not None:
             return missed, at
-        last = found.taken[-1] if found.taken else None
-        is_left = last is not None and last.num_tokens < len(last.piece)
         if cursor in self._lost:
             return "not_yet_durable", at
-        is_parted = at and (is_left or self._memory.behind(found.above))
+        size = self._state.chain.block_size
+        above = cursor.above(self._state.chain, at // size)
+        is_parted = at and self._memory.goes_on(above, cursor.token_ids[at - at % size : at])
         return "diverged" if is_parted else "first_seen", at
 
 

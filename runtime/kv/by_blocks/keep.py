@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.kv.block_memory import Piece
-from runtime.kv.by_blocks.cursor import CacheCursor
 from runtime.kv.by_blocks.state import KvState
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.eviction import densest
 from runtime.kv.media import around
 from runtime.kv.pack import RunKv
@@ -58,10 +58,10 @@ class Keeper:
             for span, one in zip(spans, self._state.parts.cut(kv, spans), strict=True)
         ]
         there = [self._state.memory.put(piece) for piece in pieces]
-        if with_end and end % self._state.chain.block_size:
-            cursor.ends.add(end)
         if spans:
-            cursor.num_kept = max(cursor.num_kept, spans[-1].end)
+            last = spans[-1].end
+            cursor.num_kept = max(cursor.num_kept, last)
+            cursor.ends |= {last} if last % self._state.chain.block_size else set()
         if any(span.has_state for span in spans):
             self._thin(cursor, end)
         return [one for one in there if one is not None and not one.is_written]
@@ -73,12 +73,12 @@ class Keeper:
         memory, size = self._state.memory, self._state.chain.block_size
         whole = end // size
         numbers = range(cursor.num_kept // size, whole)
-        numbers = [n for n in numbers if cursor.names[n] not in memory]
+        numbers = [n for n in numbers if cursor.block_hashes[n] not in memory]
         spans = [Span(n * size, (n + 1) * size, has_state=False) for n in numbers]
         if with_end and end > whole * size:
             spans.append(Span(whole * size, end, with_state))
         elif with_state and end == whole * size and whole:
-            last = memory.get(cursor.names[whole - 1])
+            last = memory.get(cursor.block_hashes[whole - 1])
             if last is None or not last.has_state:
                 spans = [one for one in spans if one.end < end]
                 spans.append(Span(end - size, end, has_state=True))
@@ -94,7 +94,7 @@ class Keeper:
         if not spans or (self._has_disk and cursor.ttl_s != 0):
             return spans
         memory = self._state.memory
-        there = (memory.get(name) for name in cursor.names)
+        there = (memory.get(name) for name in cursor.block_hashes)
         room = memory.budget_bytes - sum(one.num_bytes for one in there if one is not None)
         each = max(1, self._state.parts.bytes_per_token(kv))
         fitting = spans[0].start + max(room, 0) // each
@@ -108,7 +108,7 @@ class Keeper:
         is_block = len(token_ids) == chain.block_size
         ttl_class, _ = cursor.worth(span.start)
         return Piece(
-            name=cursor.names[number] if is_block else chain.end_hash(above, token_ids),
+            name=cursor.block_hashes[number] if is_block else chain.end_hash(above, token_ids),
             above=above,
             start=span.start,
             token_ids=token_ids,
@@ -123,7 +123,7 @@ class Keeper:
     def path(self, cursor: CacheCursor, end: int) -> list[Piece[RunKv]]:
         """The pieces of a cursor up to this position that are in memory."""
         memory, size = self._state.memory, self._state.chain.block_size
-        names = [*cursor.names[: end // size]]
+        names = [*cursor.block_hashes[: end // size]]
         if end % size:
             names.append(cursor.name_at(self._state.chain, end))
         return [piece for name in names if (piece := memory.get(name)) is not None]
@@ -132,7 +132,7 @@ class Keeper:
         """Of the states of one sequence keep a few: dense at its end."""
         memory, chain = self._state.memory, self._state.chain
         ends = (cursor.name_at(chain, one) for one in cursor.ends if one <= end)
-        names = dict.fromkeys([*cursor.names[: end // chain.block_size], *ends])
+        names = dict.fromkeys([*cursor.block_hashes[: end // chain.block_size], *ends])
         pieces = (memory.get(name) for name in names)
         kept = [one for one in pieces if one is not None and one.has_state]
         kept = sorted(kept, key=lambda one: one.end)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.kv.block_memory import BlockMemory, Piece
-from runtime.kv.by_blocks.cursor import CacheCursor
 from runtime.kv.by_blocks.idle_cache import IdleCaches
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.pack import RunKv
 from runtime.kv.parts import Caches, Parts
 from runtime.kv.rates import Rates
@@ -83,16 +83,16 @@ class KvState:
     def pin(self, cursor: CacheCursor, pieces: Iterable[Piece[RunKv]]) -> None:
         """Have these in memory until the cursor is released."""
         for piece in pieces:
-            if piece not in cursor.pinned:
-                cursor.pinned[piece] = None
+            if piece not in cursor.holds:
+                cursor.holds[piece] = None
                 piece.num_readers += 1
 
     def release(self, cursor: CacheCursor) -> None:
         """A cursor needs nothing any longer, and waits for nothing."""
-        cursor.waiting.clear()
-        for piece in cursor.pinned:
+        cursor.awaits.clear()
+        for piece in cursor.holds:
             piece.num_readers -= 1
-        cursor.pinned.clear()
+        cursor.holds.clear()
         self.shrink()
 
     def drop(self, names: Collection[bytes]) -> int:
@@ -122,7 +122,7 @@ class KvState:
         if following is None:
             self.idle_caches.want(b"", ())
         else:
-            num_found = sum(map(len, following.pinned))
+            num_found = sum(map(len, following.holds))
             self.idle_caches.want(following.root, array("I", following.token_ids[:num_found]))
         self.left_bytes, most_bytes = num_bytes, self.max_hot_bytes
         budget_bytes = most_bytes if num_bytes is None else min(most_bytes, num_bytes)
@@ -151,7 +151,10 @@ class KvState:
         is_plain = not cursor.media and self.parts.can_divide
         if is_plain and cursor.num_kept == len(cursor.token_ids):
             token_ids = array("I", cursor.token_ids)
-            names = {*cursor.names, *(cursor.name_at(self.chain, end) for end in cursor.ends)}
+            names = {
+                *cursor.block_hashes,
+                *(cursor.name_at(self.chain, end) for end in cursor.ends),
+            }
             self.idle_caches.keep(cursor.root, token_ids, names, [*kv])
             self.fit_idle_caches()
 
@@ -164,7 +167,9 @@ class KvState:
         """Why what a prompt has from this position on is here no longer, if it was."""
         size = self.chain.block_size
         number = position // size
-        if number < len(cursor.names) and (reason := self.missed.get(cursor.names[number])):
+        if number < len(cursor.block_hashes) and (
+            reason := self.missed.get(cursor.block_hashes[number])
+        ):
             return reason
         begun = number * size
         last = min(begun + size, len(cursor.token_ids) + 1)

@@ -18,12 +18,12 @@ from weakref import WeakSet
 from msgspec import structs
 
 from runtime.kv.block_memory import BlockMemory, Piece
-from runtime.kv.by_blocks.cursor import CacheCursor
 from runtime.kv.by_blocks.find import Finder
 from runtime.kv.by_blocks.keep import STATE_TOKENS, Keeper
 from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
 from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.writer import BlockJob, HeadJob, Packed, Staged, Writer, Written
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.pack import RunKv
 from runtime.kv.writer import Packed as WholePacked
 from runtime.kv_messages import (
@@ -98,6 +98,16 @@ class Tiers:
         return self._state.memory
 
     @property
+    def num_changes(self) -> int:
+        """How often something came into memory or left it."""
+        return self.memory.num_changes
+
+    @property
+    def num_bytes(self) -> int:
+        """What KV in memory takes."""
+        return self.memory.num_bytes
+
+    @property
     def counts(self) -> KvCounts:
         return self._state.counts
 
@@ -135,8 +145,10 @@ class Tiers:
         state, size = self._state, self._state.chain.block_size
         if state.unsupported is not None or (cursor.media and not state.keeps_pictures):
             cursor.mode, cursor.reason = "off", "unsupported"
-        rounded = {at - at % size for at in cursor.boundaries} if state.needs_state else set[int]()
-        cursor.boundaries = tuple(sorted(rounded - {0}))
+        exact = set(cursor.boundaries) if state.needs_state else set[int]()
+        # On disk a state is kept at the end of a block; in memory where it was asked for as well.
+        rounded = {at - at % size for at in exact} if self._disk is not None else set[int]()
+        cursor.boundaries = tuple(sorted((exact | rounded) - {0}))
         cursor.stop_at(state.model.kv_start)
         state.name(cursor)
         self._cursors.add(cursor)
@@ -171,9 +183,9 @@ class Tiers:
         if end == len(cursor.token_ids) - 1:
             self._keep(cursor, kv, end)
         elif state.needs_state:
-            is_far = end // STATE_TOKENS > start // STATE_TOKENS
-            is_due = end in cursor.boundaries or is_far
-            self._keep(cursor, kv, end, with_end=False, with_state=is_due and not end % size)
+            is_asked = end in cursor.boundaries
+            is_far = end // STATE_TOKENS > start // STATE_TOKENS and not end % size
+            self._keep(cursor, kv, end, with_end=is_asked, with_state=is_asked or is_far)
         else:
             self._keep(cursor, kv, end, with_end=False)
         if cursor.num_kept - cursor.num_told > max(STATE_TOKENS, cursor.num_told // _TOLD_SHARE):
@@ -256,10 +268,10 @@ class Tiers:
         self._tell(cursor, cursor.num_kept)
 
     def leave_beside_rows(
-        self, num_bytes: int | None, following: CacheCursor | None = None
+        self, num_bytes: int | None, following: Sequence[CacheCursor] = ()
     ) -> None:
-        """See `KvState.leave_beside_rows`."""
-        self._state.leave_beside_rows(num_bytes, following)
+        """See `KvState.leave_beside_rows`; `following` are taken up next."""
+        self._state.leave_beside_rows(num_bytes, following[0] if following else None)
 
     # What the server and the threads of the disk tell
 
@@ -349,11 +361,11 @@ class Tiers:
         if cursor.mode == "off" or not end or not is_new:
             return
         chain, size = self._state.chain, self._state.chain.block_size
-        names, end_name = tuple(cursor.names[: end // size]), cursor.name_at(chain, end)
+        names, end_name = tuple(cursor.block_hashes[: end // size]), cursor.name_at(chain, end)
         token_ids = array("I", cursor.token_ids[:end])
         continues, cursor.continues = cursor.continues, end_name
         cursor.num_told = end
-        head_id, ends = uuid4().hex, tuple(sorted(cursor.ends))
+        head_id, ends = uuid4().hex, tuple(sorted(at for at in cursor.ends if at <= end))
         if self._disk is None or not self._state.model_hash or cursor.ttl_s == 0:
             self._report(
                 Ended(
@@ -451,7 +463,7 @@ class Tiers:
             recall = self._recalled.pop(0)
             token_ids = array("I", recall.token_ids)
             cursor = CacheCursor(token_ids=array("I", [*token_ids, 0]), root=recall.root)
-            cursor.names = self._state.chain.block_hashes(token_ids, root=recall.root)
+            cursor.block_hashes = self._state.chain.block_hashes(token_ids, root=recall.root)
             if self.memory.num_bytes < min(self._prewarm_bytes, self.memory.budget_bytes):
                 self._finder.begin(cursor)
                 self._recalling = cursor
