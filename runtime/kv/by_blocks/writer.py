@@ -170,7 +170,7 @@ class Writer:
     """A bounded queue of blocks, and of heads behind them. `on_written` is called in its threads.
 
     While requests run one thread writes and rests in between, the less the more is queued. All
-    `num_threads` do while nothing runs, and when too much is queued.
+    write while nothing runs, and when too much is queued.
     """
 
     def __init__(
@@ -181,8 +181,6 @@ class Writer:
         report: Callable[[Ended | Trouble], None],
         on_written: Callable[[Written | Staged], None],
         allowed: AllowedBytes,
-        *,
-        num_threads: int = NUM_THREADS,
     ) -> None:
         self._slots = slots
         self._folder = heads
@@ -190,7 +188,6 @@ class Writer:
         self._report = report
         self._on_written = on_written
         self._allowed = allowed
-        self._num_threads = num_threads
         self._blocks: OrderedDict[tuple[bytes, bool], BlockJob] = OrderedDict()
         self._heads: list[HeadJob] = []
         self._resting: dict[str, HeadJob] = {}
@@ -272,7 +269,7 @@ class Writer:
         """Write until closed and empty."""
         helpers = [
             threading.Thread(target=self._work, args=(True,), name="writer helper", daemon=True)
-            for _ in range(self._num_threads - 1)
+            for _ in range(NUM_THREADS - 1)
         ]
         for helper in helpers:
             helper.start()
