@@ -36,6 +36,7 @@ from runtime.kv_messages import (
     Want,
 )
 from store.block_names import HashChain
+from store.blocks.head_file import read_head
 from store.blocks.heads import Heads, Whom
 from store.blocks.slots import Slots
 from store.errors import SlotMissing
@@ -137,7 +138,10 @@ class KvWorker:
             queue.SimpleQueue()
         )
         self.memory_heads: dict[str, MemoryHead] = {}
-        self.refused: list[str] = []
+        self.deleted: list[tuple[int, str]] = []
+        """With their numbers."""
+        self.num_open = 0
+        self.staged: dict[str, array[int]] = {}
         self.damaged: list[bytes] = []
         self.num_ended = 0
         self.state = KvState.of(Caches(make), CHAIN, hot_bytes)
@@ -185,7 +189,8 @@ class KvWorker:
         token_ids = array("I", ended.token_ids)
         names = names_of(token_ids, ended.ends, ended.root)
         head = MemoryHead(ended.asker.session_id, names)
-        if ended.received < self.number and head.session in self.refused:
+        deleted = [session for number, session in self.deleted if number > ended.received]
+        if head.session in deleted:
             self.tiers.hear(Drop(number=0, names=tuple(names - self.names_in_use())))
             return
         self.memory_heads[ended.head_id] = head
@@ -195,11 +200,16 @@ class KvWorker:
         assert self.heads is not None
         assert ended.path is not None
         try:
+            self.staged[ended.head_id] = read_head(Path(ended.path)).token_ids
             published = self.heads.publish(Path(ended.path), ended.received)
         except SlotMissing:
             return
         if published is None:
             self.tiers.hear(Kept(head_id=ended.head_id, is_kept=False))
+            token_ids = self.staged.pop(ended.head_id)
+            names = names_of(token_ids, ended.ends) - self.names_in_use()
+            names -= {one.name for one in self.heads.owned}
+            self.tiers.hear(Drop(number=0, names=tuple(names)))
             return
         self.num_ended += 1
         lacking = tuple(one.name for one in published.lacking)
@@ -215,7 +225,7 @@ class KvWorker:
         names: set[bytes] = set()
         for head_id in [i for i, one in self.memory_heads.items() if one.session == session]:
             names |= self.memory_heads.pop(head_id).names
-        self.refused.append(session)
+        self.deleted.append((self.number, session))
         if self.heads is not None:
             key = conversation_key(SECRET, session)
             names |= {one.name for one in self.heads.delete(Whom(session=key))}
@@ -254,32 +264,71 @@ class KvWorker:
         **fields: Any,
     ) -> Answered:
         """One request from its arrival to the end of its answer; what is taken up is compared."""
-        asker = Asker("m", session)
-        cursor = CacheCursor(
-            token_ids=list(prompt), asker=asker, after_deletion=self.number, **fields
+        one = Request(self, prompt, answer, session, **fields)
+        one.go_on(len(prompt))
+        return one.finish()
+
+
+class Request:
+    """One that is computed slice by slice, while others are."""
+
+    def __init__(
+        self,
+        worker: KvWorker,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        session: str | None = None,
+        **fields: Any,
+    ) -> None:
+        self.worker, self.tiers = worker, worker.tiers
+        self.prompt, self.answer, self.session = list(prompt), answer, session
+        self.cursor = cursor = CacheCursor(
+            token_ids=list(prompt),
+            asker=Asker("m", session),
+            after_deletion=worker.number,
+            **fields,
         )
+        worker.num_open += 1
         self.tiers.set_idle(is_idle=False)
         self.tiers.begin(cursor)
         while cursor.is_waiting:
-            self.handle(self.inbox.get(timeout=PATIENCE_S))
-        kv, at = self.tiers.restore(cursor)
-        check(kv, prompt, at)
-        last = len(prompt) - 1
-        while at < last:
-            end = min([at + self.slice_tokens, last, *(b for b in cursor.boundaries if b > at)])
-            compute(kv, prompt, at, end)
-            self.tiers.on_prefill(cursor, kv, (at, end), 1.0 * (end - at))
-            at = end
-            if at < last and self.tiers.knows_more(cursor, at):
-                kv, at = self.tiers.restore(cursor, num_had=at)
-                check(kv, prompt, at)
-        said = [*prompt, *answer]
-        compute(kv, said, last, len(said))
-        self.tiers.on_finished(cursor, answer, kv)
-        self.tiers.note_durable(cursor)
-        self.tiers.release(cursor)
-        self.tiers.set_idle(is_idle=True)
-        return Answered(said, cursor)
+            worker.handle(worker.inbox.get(timeout=PATIENCE_S))
+        self.kv, self.at = self.tiers.restore(cursor)
+        check(self.kv, prompt, self.at)
+
+    def go_on(self, num_slices: int) -> None:
+        """Compute so many slices of the prompt, if there are as many."""
+        last = len(self.prompt) - 1
+        for _ in range(num_slices):
+            if self.at >= last:
+                return
+            stops = (b for b in self.cursor.boundaries if b > self.at)
+            end = min([self.at + self.worker.slice_tokens, last, *stops])
+            compute(self.kv, self.prompt, self.at, end)
+            self.tiers.on_prefill(self.cursor, self.kv, (self.at, end), 1.0 * (end - self.at))
+            self.at = end
+            if self.at < last and self.tiers.knows_more(self.cursor, self.at):
+                self.kv, self.at = self.tiers.restore(self.cursor, num_had=self.at)
+                check(self.kv, self.prompt, self.at)
+
+    def finish(self) -> Answered:
+        """Compute the rest and all of the answer."""
+        self.go_on(len(self.prompt))
+        said = [*self.prompt, *self.answer]
+        compute(self.kv, said, len(self.prompt) - 1, len(said))
+        self.tiers.on_finished(self.cursor, self.answer, self.kv)
+        self.tiers.note_durable(self.cursor)
+        self.tiers.release(self.cursor)
+        self.worker.num_open -= 1
+        self.tiers.set_idle(is_idle=not self.worker.num_open)
+        return Answered(said, self.cursor)
+
+    def leave(self) -> None:
+        """Its client has gone."""
+        self.tiers.on_interrupted(self.cursor, self.kv, self.at)
+        self.tiers.release(self.cursor)
+        self.worker.num_open -= 1
+        self.tiers.set_idle(is_idle=not self.worker.num_open)
 
 
 def names_of(token_ids: Sequence[int], ends: Sequence[int], root: bytes = b"") -> frozenset[bytes]:

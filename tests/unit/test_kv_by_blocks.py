@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from store.block_names import num_common
-from tests.kv_worker import BLOCK, PLAIN, STATEFUL, KvWorker, names_of
+from tests.kv_worker import BLOCK, PLAIN, STATEFUL, KvWorker, Request, names_of
 
 Make = Callable[[], list[Any]]
 
@@ -114,11 +114,25 @@ def test_what_was_deleted_is_not_taken_up(workers: Any, root: Path | None):
 def test_a_turn_that_ends_after_its_deletion_is_not_kept(workers: Any, root: Path | None):
     worker = workers(PLAIN, root)
     said = worker.ask(range(9), [100], "goes").token_ids
+    late = Request(worker, [*said, 50, 51, 52, 53], [54], "goes")
+    late.go_on(1)
     worker.delete("goes", [said])
-    late = worker.ask([*said, 5], [6], "goes", tenant="")
-    assert late.num_reused == 0
-    worker.number += 1
-    worker.refused.append("goes")
+    late.finish()
+    worker.settle()
+    assert worker.ask([*said, 50, 51, 52, 53, 54, 55], [56], "new").num_reused == 0
+
+
+def test_a_deletion_takes_nothing_from_who_goes_on_from_it_meanwhile(
+    workers: Any, root: Path | None
+):
+    worker = workers(PLAIN, root)
+    gone = worker.ask(range(10), [100], "goes").token_ids
+    branch = Request(worker, [*range(9), 50, 51], [52], "stays")
+    worker.delete("goes", [gone])
+    said = branch.finish().token_ids
+    worker.settle()
+    assert worker.ask([*said, 60], [61], "stays").num_reused == 12
+    assert worker.ask([*gone, 60], [61], "new").num_reused == 9
 
 
 def test_memory_holds_no_more_than_its_budget(workers: Any, root: Path | None):
@@ -192,6 +206,10 @@ class Machine(RuleBasedStateMachine):
         self.asked: list[list[int]] = []
         """Since the last start."""
         self.damaged: set[bytes] = set()
+        self.under_way: list[Request] = []
+        self.turned_away: list[Request] = []
+        self.undisturbed: list[Request] = []
+        """Since they began nothing left memory."""
 
     def teardown(self) -> None:
         self.worker.close()
@@ -204,17 +222,34 @@ class Machine(RuleBasedStateMachine):
         return [one for each in self.live.values() for one in each]
 
     def ask(self, prompt: list[int], num: int, session: str, **fields: Any) -> None:
+        self.finish_it(self.begin_it(prompt, num, session, **fields))
+
+    def begin_it(self, prompt: list[int], num: int, session: str, **fields: Any) -> Request:
         answer = [next(self.fresh) for _ in range(num)]
-        it = self.worker.ask(prompt, answer, session, **fields)
-        last = len(prompt) - 1
-        most = max((num_common(one, prompt) for one in self.said()), default=0)
-        assert it.num_reused <= min(most, last), "what was deleted is nowhere"
-        least = min(self.least(prompt), last)
-        assert it.num_reused >= least, f"{least} of {prompt} were known"
-        self.rested = [one for one in self.rested if one != it.token_ids[: len(one)]]
-        self.live.setdefault(session, []).append(it.token_ids)
-        self.whole.append(it.token_ids)
-        self.asked.append(it.token_ids)
+        one = Request(self.worker, prompt, answer, session, **fields)
+        self.compare(one)
+        self.undisturbed.append(one)
+        return one
+
+    def compare(self, one: Request) -> None:
+        last, num_reused = len(one.prompt) - 1, one.cursor.use.num_tokens
+        under_way = [other.prompt for other in self.under_way]
+        most = max((num_common(it, one.prompt) for it in self.said() + under_way), default=0)
+        assert num_reused <= min(most, last), "what was deleted is nowhere"
+        least = min(self.least(one.prompt), last)
+        assert num_reused >= least, f"{least} of {one.prompt} were known"
+
+    def finish_it(self, one: Request) -> None:
+        said = one.finish().token_ids
+        assert one.session is not None
+        if one in self.turned_away:
+            self.worker.settle()
+            return
+        self.rested = [each for each in self.rested if each != said[: len(each)]]
+        self.live.setdefault(one.session, []).append(said)
+        if not self.has_disk or one in self.undisturbed:
+            self.whole.append(said)
+        self.asked.append(said)
 
     def least(self, prompt: list[int]) -> int:
         """So much of a prompt is known at least."""
@@ -243,15 +278,37 @@ class Machine(RuleBasedStateMachine):
         self.ask([*before, *(next(self.fresh) for _ in range(num))], num, session)
 
     @precondition(lambda self: self.live)
+    @rule(data=st.data(), num=st.integers(1, 9), num_slices=st.integers(0, 3))
+    def begin_one(self, data: st.DataObject, num: int, num_slices: int) -> None:
+        """A turn of a conversation that does not end yet, or the first of another one."""
+        session = data.draw(st.sampled_from(sorted(self.live)))
+        before = data.draw(st.sampled_from(self.live[session]))
+        if data.draw(st.booleans()):
+            before, session = before[: data.draw(st.integers(1, len(before)))], self.session()
+        new = [next(self.fresh) for _ in range(num)]
+        one = self.begin_it([*before, *new], num, session)
+        one.go_on(num_slices)
+        self.under_way.append(one)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        one = self.under_way[data.draw(WHICH) % len(self.under_way)]
+        self.finish_it(one)
+        self.under_way.remove(one)
+
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         session = data.draw(st.sampled_from(sorted(self.live)))
         gone = self.live.pop(session)
         self.worker.delete(session, gone)
+        self.turned_away += [one for one in self.under_way if one.session == session]
         self.whole = [one for one in self.whole if one in self.said()]
         self.durable = [one for one in self.durable if one in self.said()]
         self.rested = [one for one in self.rested if one in self.said()]
-        there = {name for one in self.said() for name in names_of(one, range(1, len(one) + 1))}
+        said = [*self.said(), *(one.prompt for one in self.under_way)]
+        there = {name for one in said for name in names_of(one, range(1, len(one) + 1))}
         assert all(piece.name in there for piece in self.worker.tiers.memory)
 
     @rule(share=st.integers(0, 4))
@@ -262,7 +319,7 @@ class Machine(RuleBasedStateMachine):
         self.worker.state.shrink()
         assert memory.num_bytes <= memory.budget_bytes
         memory.budget_bytes = 1 << 20
-        self.whole = []
+        self.whole, self.undisturbed = [], []
 
     def settled(self) -> None:
         self.worker.settle()
@@ -277,6 +334,9 @@ class Machine(RuleBasedStateMachine):
     def start_again(self, is_killed: bool) -> None:
         """As it was when the last turns were published, or when the model rested."""
         assert self.root is not None
+        for one in self.under_way:
+            self.finish_it(one)
+        self.under_way = []
         if is_killed:
             self.settled()
             before, self.root = self.root, next(self.roots)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -11,12 +10,12 @@ from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.tiers import Tiers
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.deletions import Deletions, goes_through
-from runtime.kv_messages import Awaited, Drop, Ended
+from runtime.kv_messages import Awaited, Ended
 from runtime.kv_messages import KvReport as Report
 from runtime.slot_events import Forget, Forgotten, Hint, HotAsked, HotBudget, HotNow, KvReport
 from store.keyed_names import Asker
 
-_MAX_HEADS = 4096
+_FEW_HEADS = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +46,7 @@ class TiersAlone(Tiers):
         self._deletions = deletions
         self._answer = report
         self._heads: list[MemoryHead] = []
+        self._most_heads = _FEW_HEADS
 
     def begin(self, cursor: CacheCursor) -> None:
         """As `Tiers.begin`; what it is of may have been deleted after it came."""
@@ -74,9 +74,9 @@ class TiersAlone(Tiers):
         self._heads.append(
             MemoryHead(told.asker, told.root, token_ids, frozenset({*names, end}), path)
         )
-        if len(self._heads) > _MAX_HEADS:
-            there = (one for one in self._heads if any(name in self.memory for name in one.names))
-            self._heads = list(there)[-_MAX_HEADS:]
+        if len(self._heads) > self._most_heads:  # of most nothing may be in memory any more
+            there = [one for one in self._heads if any(name in self.memory for name in one.names)]
+            self._heads, self._most_heads = there, 2 * len(there) + _FEW_HEADS
 
     def hear(self, news: object) -> None:
         """As `Tiers.hear`, and what servers tell where there is no disk."""
@@ -99,21 +99,25 @@ class TiersAlone(Tiers):
 
     def _forget(self, news: Forget) -> None:
         """Drop what nobody has but who is deleted; it is among `deletions` already."""
+        chain, size = self._alone.chain, self._alone.chain.block_size
+        names: set[bytes] = set()
         for cursor in self._cursors:
             self._judge(cursor)
-        chain = news.whom.chain
-        gone = [
-            one
-            for one in self._heads
-            if news.whom.may_mean(one.asker, news.secret)
-            and (chain is None or goes_through(chain, one.token_ids))
-        ]
+            if cursor.mode == "off":
+                names.update(cursor.block_hashes[: cursor.num_kept // size])
+                names.update(cursor.name_at(chain, end) for end in cursor.ends)
+        gone = [one for one in self._heads if self._is_meant(news, one)]
         self._heads = [one for one in self._heads if one not in gone]
-        owned = Counter(name for one in self._heads for name in one.names)
-        names = {name for one in gone for name in one.names if name not in owned}
-        num_pieces = sum(name in self.memory for name in names)
-        super().hear(Drop(number=news.number, names=tuple(names)))
+        names.update(name for one in gone for name in one.names)
+        for one in self._heads:
+            names -= one.names
+        num_pieces = self._drop(names)
         self._answer(Forgotten(number=news.number, num_forgotten=num_pieces))
+
+    def _is_meant(self, news: Forget, head: MemoryHead) -> bool:
+        chain = news.whom.chain
+        is_of = news.whom.may_mean(head.asker, news.secret)
+        return is_of and (chain is None or goes_through(chain, head.token_ids))
 
     def _of_sessions(self, session_ids: Collection[str]) -> tuple[tuple[Asker, int], ...]:
         """How many of their first tokens these conversations have in memory, if any."""

@@ -72,8 +72,9 @@ class Keeper:
         """What is not in memory of it, as far as there is room for it."""
         memory, size = self._state.memory, self._state.chain.block_size
         whole = end // size
-        numbers = range(cursor.num_kept // size, whole)
-        numbers = [n for n in numbers if cursor.block_hashes[n] not in memory]
+        # Without a disk what left memory meanwhile is nowhere else: with an end all of it is kept.
+        first = cursor.num_kept // size if self._has_disk or not with_end else 0
+        numbers = [n for n in range(first, whole) if cursor.block_hashes[n] not in memory]
         spans = [Span(n * size, (n + 1) * size, has_state=False) for n in numbers]
         if with_end and end > whole * size:
             spans.append(Span(whole * size, end, with_state))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Tiers:
         self._queued: dict[bytes, Piece[RunKv]] = {}
         """Pieces that stay in memory until they are slots."""
         self._cursors: WeakSet[CacheCursor] = WeakSet()
+        """Those of requests that have not ended."""
 
     @property
     def memory(self) -> BlockMemory[RunKv]:
@@ -223,6 +224,7 @@ class Tiers:
             self._keep(cursor, kv, len(token_ids))
             self._state.keep_idle(cursor, kv)
         self._tell(cursor, cursor.num_kept)
+        self._cursors.discard(cursor)
         path = self._keeper.path(cursor, cursor.num_kept)
         self._await(path, cursor.pause_s, is_over=cursor.is_last)
 
@@ -266,6 +268,7 @@ class Tiers:
         self._finder.release(cursor)
         self._state.release(cursor)
         self._tell(cursor, cursor.num_kept)
+        self._cursors.discard(cursor)
 
     def leave_beside_rows(
         self, num_bytes: int | None, following: Sequence[CacheCursor] = ()
@@ -291,9 +294,7 @@ class Tiers:
             case Kept(head_id=head_id, is_kept=is_kept, lacking=lacking):
                 self._on_kept(head_id, lacking, is_kept=is_kept)
             case Drop(number=number, names=names):
-                if self._disk is not None:
-                    self._disk.writer.drop(names)
-                self._report(Dropped(number=number, num_pieces=self._state.drop(names)))
+                self._report(Dropped(number=number, num_pieces=self._drop(names)))
             case Brought(names=names, asked=asked):
                 self._finder.on_brought(names, asked)
             case Recall():
@@ -435,6 +436,21 @@ class Tiers:
                 if len(self.memory.behind(piece.name)) > 1:
                     break  # others go through it
                 piece.awaited_s, piece.is_released = 0.0, True
+
+    def _drop(self, names: Collection[bytes]) -> int:
+        """Have nothing of what was deleted in memory; how many pieces it was.
+
+        What a request goes through that has not ended is its own: it is told with its head.
+        """
+        if self._disk is not None:
+            self._disk.writer.drop(names)
+        chain, size = self._state.chain, self._state.chain.block_size
+        used: set[bytes] = set()
+        for cursor in self._cursors:
+            if cursor.mode != "off":
+                used.update(cursor.block_hashes[: cursor.num_kept // size])
+                used.update(cursor.name_at(chain, end) for end in cursor.ends)
+        return self._state.drop([name for name in names if name not in used])
 
     def _open(self, opened: Opened) -> None:
         """The store is open: what is in memory takes the names that it has there."""
