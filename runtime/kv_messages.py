@@ -86,7 +86,8 @@ class Ended(Struct, frozen=True, tag="kv_ended"):
 
     It is staged at `path`, or is in this worker's memory only and told with its tokens, in four
     bytes each. Its request came when the last deletion had the number `received`. Ends of it may be
-    in memory at the positions `ends`. Its slots took `num_bytes` that were allowed.
+    in memory at the positions `ends`. It takes the place of the head of its asker whose end is
+    called `continues`. Its slots took `num_bytes` that were allowed.
     """
 
     head_id: str
@@ -96,6 +97,7 @@ class Ended(Struct, frozen=True, tag="kv_ended"):
     token_ids: bytes = b""
     root: bytes = b""
     ends: tuple[int, ...] = ()
+    continues: bytes = b""
     num_bytes: int = 0
 
 

@@ -23,7 +23,6 @@ class MemoryHead:
     """A conversation as it stood when a turn ended, with the names of all that is kept of it."""
 
     asker: Asker
-    root: bytes
     token_ids: array[int]
     names: frozenset[bytes]
     path: tuple[bytes, ...]
@@ -45,7 +44,8 @@ class TiersAlone(Tiers):
         self._alone = state
         self._deletions = deletions
         self._answer = report
-        self._heads: list[MemoryHead] = []
+        self._heads: dict[tuple[Asker, bytes], MemoryHead] = {}
+        """By the names of their ends."""
         self._most_heads = _FEW_HEADS
 
     def begin(self, cursor: CacheCursor) -> None:
@@ -64,19 +64,18 @@ class TiersAlone(Tiers):
         token_ids, chain = array("I", told.token_ids), self._alone.chain
         cursor = CacheCursor(token_ids=token_ids, root=told.root)
         cursor.extend(chain, token_ids)
-        names = {*cursor.block_hashes, *(cursor.name_at(chain, end) for end in told.ends)}
         end = cursor.name_at(chain, len(token_ids))
-        path = (*cursor.block_hashes, *(() if end in cursor.block_hashes else (end,)))
-        for one in [one for one in self._heads if one.asker == told.asker]:
-            if one.root == told.root and one.token_ids == token_ids[: len(one.token_ids)]:
-                names |= one.names
-                self._heads.remove(one)
-        self._heads.append(
-            MemoryHead(told.asker, told.root, token_ids, frozenset({*names, end}), path)
-        )
+        path = tuple(dict.fromkeys((*cursor.block_hashes, end)))
+        names = {*path, *(cursor.name_at(chain, one) for one in told.ends)}
+        for key in ((told.asker, told.continues), (told.asker, end)):
+            if (before := self._heads.pop(key, None)) is not None:
+                names |= before.names
+        self._heads[told.asker, end] = MemoryHead(told.asker, token_ids, frozenset(names), path)
         if len(self._heads) > self._most_heads:  # of most nothing may be in memory any more
-            there = [one for one in self._heads if any(name in self.memory for name in one.names)]
-            self._heads, self._most_heads = there, 2 * len(there) + _FEW_HEADS
+            for key, one in [*self._heads.items()]:
+                if not any(name in self.memory for name in one.names):
+                    del self._heads[key]
+            self._most_heads = 2 * len(self._heads) + _FEW_HEADS
 
     def hear(self, news: object) -> None:
         """As `Tiers.hear`, and what servers tell where there is no disk."""
@@ -84,7 +83,8 @@ class TiersAlone(Tiers):
             case Forget():
                 self._forget(news)
             case Hint(whom=whom, secret=secret):
-                meant = [one for one in self._heads if whom.means(one.asker, secret)]
+                heads = self._heads.values()
+                meant = [one for one in heads if whom.means(one.asker, secret)]
                 for one in meant:
                     if news.is_over:
                         super().hear(Awaited(names=one.path))
@@ -106,10 +106,10 @@ class TiersAlone(Tiers):
             if cursor.mode == "off":
                 names.update(cursor.block_hashes[: cursor.num_kept // size])
                 names.update(cursor.name_at(chain, end) for end in cursor.ends)
-        gone = [one for one in self._heads if self._is_meant(news, one)]
-        self._heads = [one for one in self._heads if one not in gone]
-        names.update(name for one in gone for name in one.names)
-        for one in self._heads:
+        for key, one in [*self._heads.items()]:
+            if self._is_meant(news, one):
+                names |= self._heads.pop(key).names
+        for one in self._heads.values():
             names -= one.names
         num_pieces = self._drop(names)
         self._answer(Forgotten(number=news.number, num_forgotten=num_pieces))
@@ -122,7 +122,7 @@ class TiersAlone(Tiers):
     def _of_sessions(self, session_ids: Collection[str]) -> tuple[tuple[Asker, int], ...]:
         """How many of their first tokens these conversations have in memory, if any."""
         found: dict[Asker, int] = {}
-        for one in self._heads:
+        for one in self._heads.values():
             if one.asker.session_id in session_ids:
                 num_tokens = 0
                 for name in one.path:

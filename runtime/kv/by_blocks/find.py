@@ -52,13 +52,15 @@ class Finder:
 
     def find(self, cursor: CacheCursor) -> Found[RunKv]:
         """How much of a prompt can be taken up, its last token excepted."""
-        limit = len(cursor.token_ids) - 1
-        limit = limit if cursor.limit is None else min(limit, cursor.limit)
-        found = self._find(cursor, limit)
+        found = self._find(cursor, self._limit(cursor))
         # A picture is computed in one piece: its prompt is taken up before it or behind it.
         while (span := around(cursor.media, found.num_tokens)) is not None:
             found = self._find(cursor, span.start)
         return found
+
+    def _limit(self, cursor: CacheCursor) -> int:
+        most = len(cursor.token_ids) - 1
+        return most if cursor.limit is None else min(most, cursor.limit)
 
     def _find(self, cursor: CacheCursor, limit: int) -> Found[RunKv]:
         return self._memory.find(
@@ -301,6 +303,9 @@ class Finder:
             return self._state.model.new_kv(), 0
         start_s = cursor.started_s if cursor.tier != "hot" else time.perf_counter()
         found = self.find(cursor)
+        if cursor.media:
+            is_retreat = found.num_tokens < self._find(cursor, self._limit(cursor)).num_tokens
+            self._state.counts.vlm_retreat += is_retreat
         kv = self._taken_up(cursor, found)
         for piece, _ in found.taken:
             self._memory.use(piece)

@@ -376,6 +376,7 @@ class Tiers:
                     token_ids=token_ids.tobytes(),
                     root=cursor.root,
                     ends=ends,
+                    continues=continues,
                 )
             )
             return
