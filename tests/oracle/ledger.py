@@ -1,0 +1,108 @@
+"""What conversations said, in plain lists, and what of it a server must or may reuse.
+
+A talk `is_awake` while a server has answered it since it started: then all of it must be reused,
+to the token. Else what was told durable must be, in whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.oracle.talking import BLOCK, TOO_SLOW, WINDOW, Answer, num_common, whole
+
+@dataclass(eq=False)
+class Talk:
+    """A conversation. `pieces` are what was asked in it, those from before a branch too; the first `num_durable` of its
+    tokens were told durable, of which the first `num_own` are on disk as its own. One that
+    `is_harmed` may have lost any of its files.
+    """
+
+    name: str
+    tenant: str
+    model: str
+    session: str | None
+    ids: list[int]
+    pieces: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    num_durable: int = 0
+    num_own: int = 0
+    is_awake: bool = False
+    is_harmed: bool = False
+
+    @property
+    def num_kept(self) -> int:
+        """So many tokens, in whole blocks, must be there after a kill."""
+        return 0 if self.is_harmed else whole(min(self.num_durable, len(self.ids) - 1))
+
+    def is_beside(self, tenant: str, model: str) -> bool:
+        """Whether it may share its KV with who asks this."""
+        return (self.tenant, self.model) == (tenant, model)
+
+
+class Ledger:
+    """All talks, and the pieces of those that were deleted."""
+
+    def __init__(self) -> None:
+        self.talks: list[Talk] = []
+        self.buried: set[tuple[int, ...]] = set()
+        self.num_excused = self.num_reused = 0
+
+    def due(self, prompt: Sequence[int], tenant: str, model: str) -> int:
+        """The least that must be reused of a prompt."""
+        return max((self._due_of(one, prompt) for one in self._beside(tenant, model)), default=0)
+
+    def allowed(self, prompt: Sequence[int], tenant: str, model: str) -> int:
+        """The most that may be reused of a prompt: what its tenant said and did not delete."""
+        shared = (num_common(prompt, one.ids) for one in self._beside(tenant, model))
+        return max(shared, default=0)
+
+    def _due_of(self, talk: Talk, prompt: Sequence[int]) -> int:
+        shared = min(num_common(prompt, talk.ids), len(prompt) - 1)
+        if talk.is_awake:
+            return min(shared, len(talk.ids) - 1)
+        return min(whole(shared), talk.num_kept)
+
+    def _beside(self, tenant: str, model: str) -> list[Talk]:
+        return [one for one in self.talks if one.is_beside(tenant, model)]
+
+    def check(self, answer: Answer, due: int, allowed: int) -> None:
+        """What was reused for a prompt, when so much had to be and so much could be."""
+        assert answer.num_cached <= allowed, f"{allowed} tokens may be reused: {answer}"
+        if answer.reason == TOO_SLOW:
+            self.num_excused += 1
+            return
+        assert answer.num_cached >= due, f"{due} tokens must be reused: {answer}"
+        self.num_reused += due >= BLOCK
+
+    def said(self, talk: Talk, prompt: Sequence[int], answer: Answer) -> None:
+        """A talk was answered."""
+        talk.ids = [*prompt, *answer.token_ids]
+        talk.num_durable = answer.num_durable
+        talk.num_own = min(talk.num_own, talk.num_durable)
+        talk.is_awake = True
+
+    def deleted(self, talk: Talk) -> None:
+        """It is gone. What others have durable of it may have been durable as its only."""
+        self.talks.remove(talk)
+        self.buried |= set(talk.pieces)
+        for other in self._beside(talk.tenant, talk.model):
+            if num_common(other.ids, talk.ids):
+                other.num_durable = min(other.num_durable, other.num_own)
+
+    def gone(self) -> list[tuple[int, ...]]:
+        """What was deleted and nobody has said since: the ends of pieces, where talks branched."""
+        said = {piece for one in self.talks for piece in one.pieces}
+        ends = (one[max((num_common(one, s) for s in said), default=0) :] for one in self.buried)
+        return [one for one in ends if len(one) >= WINDOW]
+
+    def heard(self, talk: Talk, num_durable: int) -> None:
+        """The server lists it with so many tokens on disk as its own."""
+        talk.num_own = min(num_durable, len(talk.ids) - 1)
+        talk.num_durable = max(talk.num_durable, talk.num_own)
+
+    def stopped(self, *, is_killed: bool) -> None:
+        """The server ended. If it was told to, everything is on disk."""
+        for one in self.talks:
+            one.is_awake = False
+            if not is_killed:
+                one.num_durable = one.num_own = len(one.ids) - 1
