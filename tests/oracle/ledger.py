@@ -75,7 +75,10 @@ class Ledger:
         self.num_reused += due >= BLOCK
 
     def said(self, talk: Talk, prompt: Sequence[int], answer: Answer) -> None:
-        """A talk was answered."""
+        """A talk was answered: what is new in its prompt is a piece."""
+        if talk not in self.talks:
+            self.talks.append(talk)
+        talk.pieces.append(tuple(prompt[len(talk.ids) :]))
         talk.ids = [*prompt, *answer.token_ids]
         talk.num_durable = answer.num_durable
         talk.num_own = min(talk.num_own, talk.num_durable)
