@@ -27,8 +27,6 @@ from tests.running_server import RunningServer, running
 from tests.waiting import until
 
 ADMIN = "the-admin-key"
-MAX_TOKENS = 400
-"""Talks that are longer say no more."""
 
 
 class World:
@@ -38,6 +36,8 @@ class World:
 
     config = ""
     has_keys = False
+    max_tokens = 400
+    """Talks that are longer say no more."""
 
     def __init__(self, folder: Path, plain: RunningServer | None, seed: int) -> None:
         self.home, self.models, self.plain = folder / "home", folder / "models", plain
@@ -98,7 +98,7 @@ class World:
 
     def say(self, talk: Talk, num_new: int | None = None) -> Answer | None:
         """A turn: its answer is right, and of its prompt is reused what must and may be."""
-        if len(talk.ids) > MAX_TOKENS:
+        if len(talk.ids) > self.max_tokens:
             return None
         prompt = self.prompt_of(talk, num_new)
         due = self.ledger.due(prompt, talk.tenant, talk.model)
@@ -180,10 +180,13 @@ class World:
             name = self.name_of(talk)
         else:
             name = self.wait_until_listed(talk)["id"]
-        answer = self.admin("DELETE", "conversations", conversation=name)
+        answer = self.remove_named(name)
         assert answer.status_code == 200, answer.text
         self.told.append(f"{talk.name} is deleted: {answer.text}")
         self.ledger.deleted(talk)
+
+    def remove_named(self, name: str) -> Any:
+        return self.admin("DELETE", "conversations", conversation=name)
 
     # Files
 
