@@ -14,8 +14,9 @@ from tests.oracle.talking import BLOCK, TOO_SLOW, WINDOW, Answer, num_common, wh
 @dataclass(eq=False)
 class Talk:
     """A conversation. `pieces` are what was asked in it, those from before a branch too; the first `num_durable` of its
-    tokens were told durable, of which the first `num_own` are on disk as its own. One that
-    `is_harmed` may have lost any of its files.
+    tokens were told durable, of which the first `num_own` are on disk as its own. `tries` are
+    pieces that were asked and not answered. One that `is_harmed` may have lost any of its files, one
+    that `is_going` is being deleted.
     """
 
     name: str
@@ -24,10 +25,12 @@ class Talk:
     session: str | None
     ids: list[int]
     pieces: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    tries: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     num_durable: int = 0
     num_own: int = 0
     is_awake: bool = False
     is_harmed: bool = False
+    is_going: bool = False
 
     @property
     def num_kept(self) -> int:
@@ -49,7 +52,8 @@ class Ledger:
 
     def due(self, prompt: Sequence[int], tenant: str, model: str) -> int:
         """The least that must be reused of a prompt."""
-        return max((self._due_of(one, prompt) for one in self._beside(tenant, model)), default=0)
+        there = [one for one in self._beside(tenant, model) if not one.is_going]
+        return max((self._due_of(one, prompt) for one in there), default=0)
 
     def allowed(self, prompt: Sequence[int], tenant: str, model: str) -> int:
         """The most that may be reused of a prompt: what its tenant said and did not delete."""
@@ -84,17 +88,22 @@ class Ledger:
         talk.num_own = min(talk.num_own, talk.num_durable)
         talk.is_awake = True
 
-    def deleted(self, talk: Talk) -> None:
-        """It is gone. What others have durable of it may have been durable as its only."""
-        self.talks.remove(talk)
-        self.buried |= set(talk.pieces)
+    def going(self, talk: Talk) -> None:
+        """It is about to be deleted. What others have durable of it may be so as its only."""
+        talk.is_going = True
         for other in self._beside(talk.tenant, talk.model):
             if num_common(other.ids, talk.ids):
                 other.num_durable = min(other.num_durable, other.num_own)
 
+    def deleted(self, talk: Talk) -> None:
+        """The server said that it is gone."""
+        self.going(talk)
+        self.talks.remove(talk)
+        self.buried |= {*talk.pieces, *talk.tries}
+
     def gone(self) -> list[tuple[int, ...]]:
         """What was deleted and nobody has said since: the ends of pieces, where talks branched."""
-        said = {piece for one in self.talks for piece in one.pieces}
+        said = {piece for one in self.talks for piece in (*one.pieces, *one.tries)}
         ends = (one[max((num_common(one, s) for s in said), default=0) :] for one in self.buried)
         return [one for one in ends if len(one) >= WINDOW]
 

@@ -101,8 +101,10 @@ class World:
         if len(talk.ids) > self.max_tokens:
             return None
         prompt = self.prompt_of(talk, num_new)
+        piece = tuple(prompt[len(talk.ids) :])
         due = self.ledger.due(prompt, talk.tenant, talk.model)
         allowed = self.ledger.allowed(prompt, talk.tenant, talk.model)
+        talk.tries.append(piece)
         key = f"{talk.tenant}-key" if talk.tenant else ""
         fields = {"model": talk.model, "session_id": talk.session}
         answer = self.vocabulary.ask(self.server, prompt, key, **fields)
@@ -113,6 +115,7 @@ class World:
         self.ledger.check(answer, due, allowed)
         if self.plain is not None:
             check_same(answer, self.vocabulary.ask(self.plain, prompt, model=talk.model))
+        talk.tries.remove(piece)
         self.ledger.said(talk, prompt, answer)
         return answer
 
