@@ -6,17 +6,21 @@ to the token. Else what was told durable must be, in whole blocks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.oracle.talking import BLOCK, TOO_SLOW, WINDOW, Answer, num_common, whole
 
+
 @dataclass(eq=False)
 class Talk:
-    """A conversation. `pieces` are what was asked in it, those from before a branch too; the first `num_durable` of its
-    tokens were told durable, of which the first `num_own` are on disk as its own. `tries` are
-    pieces that were asked and not answered. One that `is_harmed` may have lost any of its files, one
-    that `is_going` is being deleted.
+    """A conversation. `pieces` are what was asked in it, those from before a branch too, and `tries`
+    what was asked and not answered.
+
+    The first `num_durable` of its tokens were told durable, of which the first `num_own` are on disk
+    as its own. It may be listed by a try: what is told of more than `num_sure` tokens is not of its
+    `ids`. One that `is_harmed` may have lost any of its files, one that `is_going` is being deleted.
     """
 
     name: str
@@ -28,6 +32,7 @@ class Talk:
     tries: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     num_durable: int = 0
     num_own: int = 0
+    num_sure: int = sys.maxsize
     is_awake: bool = False
     is_harmed: bool = False
     is_going: bool = False
@@ -67,7 +72,7 @@ class Ledger:
         return min(whole(shared), talk.num_kept)
 
     def _beside(self, tenant: str, model: str) -> list[Talk]:
-        return [one for one in self.talks if one.is_beside(tenant, model)]
+        return [one for one in list(self.talks) if one.is_beside(tenant, model)]
 
     def check(self, answer: Answer, due: int, allowed: int) -> None:
         """What was reused for a prompt, when so much had to be and so much could be."""
@@ -103,13 +108,13 @@ class Ledger:
 
     def gone(self) -> list[tuple[int, ...]]:
         """What was deleted and nobody has said since: the ends of pieces, where talks branched."""
-        said = {piece for one in self.talks for piece in (*one.pieces, *one.tries)}
+        said = {piece for one in list(self.talks) for piece in (*one.pieces, *one.tries)}
         ends = (one[max((num_common(one, s) for s in said), default=0) :] for one in self.buried)
         return [one for one in ends if len(one) >= WINDOW]
 
     def heard(self, talk: Talk, num_durable: int) -> None:
         """The server lists it with so many tokens on disk as its own."""
-        talk.num_own = min(num_durable, len(talk.ids) - 1)
+        talk.num_own = min(num_durable, len(talk.ids) - 1, talk.num_sure)
         talk.num_durable = max(talk.num_durable, talk.num_own)
 
     def stopped(self, *, is_killed: bool) -> None:

@@ -91,6 +91,8 @@ class KillLoop(World):
         self.look_around()
         for talk in self.some(3):
             self.say(talk)
+        for talk in [one for one in self.ledger.talks if len(one.ids) > self.max_tokens]:
+            self.erase(talk)
         while len(self.ledger.talks) < NUM_TALKS:
             self.begin()
         if self.chance.random() < 0.4:
@@ -98,8 +100,8 @@ class KillLoop(World):
         if self.chance.random() < 0.3:
             self.harm()
         for talk in self.some(3):
-            if talk.session is not None and self.chance.random() < 0.5:
-                self.wait_until_listed(talk) if not talk.is_harmed else None
+            if talk.is_awake and not talk.is_harmed and self.chance.random() < 0.5:
+                self.wait_until_listed(talk)
             self.hear(talk)
 
     def begin(self) -> None:
@@ -176,9 +178,7 @@ class KillLoop(World):
     def some(self, num: int) -> list[Talk]:
         """Different ones that nobody deletes and that may say more."""
         there = [
-            one
-            for one in self.ledger.talks
-            if not one.is_going and len(one.ids) <= self.max_tokens
+            one for one in self.ledger.talks if not one.is_going and len(one.ids) <= self.max_tokens
         ]
         return self.chance.sample(there, min(num, len(there)))
 
