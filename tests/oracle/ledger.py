@@ -15,12 +15,13 @@ from tests.oracle.talking import BLOCK, TOO_SLOW, WINDOW, Answer, num_common, wh
 
 @dataclass(eq=False)
 class Talk:
-    """A conversation. `pieces` are what was asked in it, those from before a branch too, and `tries`
-    what was asked and not answered.
+    """A conversation.
 
-    The first `num_durable` of its tokens were told durable, of which the first `num_own` are on disk
-    as its own. It may be listed by a try: what is told of more than `num_sure` tokens is not of its
-    `ids`. One that `is_harmed` may have lost any of its files, one that `is_going` is being deleted.
+    `pieces` are what was asked in it, those from before a branch too, and `tries` what was asked
+    and not answered. The first `num_durable` of its tokens were told durable, of which the first
+    `num_own` are on disk as its own. It may be listed by a try: what is told of more than
+    `num_sure` tokens is not of its `ids`. One that `is_harmed` may have lost any of its files, one
+    that `is_going` is being deleted.
     """
 
     name: str
