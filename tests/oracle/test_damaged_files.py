@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,12 @@ from tests.oracle.world import World
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
 
-TINY = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+TINY: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 """A token of it has 64 bytes of KV."""
 NO_MEMORY = "hot_bytes = 1\nprewarm = false\n"
 NUM_FRONT = 1024
