@@ -41,6 +41,7 @@ class Turn:
         fields = {"model": talk.model, "session_id": talk.session}
         self._body = world.vocabulary.body(self.prompt, **fields)
         self._body |= {"max_tokens": num_said, "stream": True}
+        self._known = world.vocabulary.known
         self._url = world.server.url + COMPLETIONS
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -65,6 +66,13 @@ class Turn:
             assert not self.failures, self.failures
             pause()
         raise AssertionError("it never got so far")
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt and its answer."""
+        choices = [one["choices"][0] for one in self.pieces if one["choices"]]
+        said = [text for one in choices for text in (one["logprobs"] or {}).get("tokens", ())]
+        return [*self.prompt, *(self._known[text] for text in said)]
 
     def finish(self, *, is_cut_short: bool = False) -> None:
         """Wait for its end, which no deletion changes; the end of its server may."""
@@ -239,3 +247,96 @@ def test_what_is_deleted_right_before_its_server_ends_is_gone(tmp_path: Path, is
                     world.say(other)
             world.ledger.stopped(is_killed=False)
         world.look_at_files()
+
+
+class Interleaved(Deleting):
+    """Talks with session ids, of which each has a turn under way, or none. What is deleted begins
+    anew under another name.
+    """
+
+    config = "max_loaded_models = 1\nmax_batch = 4\n"
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__(folder)
+        self.chance.seed(seed)
+        self.turns: dict[Talk, Turn] = {}
+
+    def run(self, num_steps: int) -> None:
+        with self.noted():
+            with self.served():
+                for _ in range(num_steps):
+                    self.step()
+                for talk in list(self.turns):
+                    self.end(talk)
+                self.wait_until_listed(self.kept(is_named=True))
+                self.look_at_files()
+                for talk in self.ledger.talks:
+                    self.say(talk)
+                for prompt in self.gone:
+                    self.check_not_reused(prompt)
+                    self.ledger.talks.append(Talk("probed", "", "m", "again", prompt))
+                self.ledger.talks = [one for one in self.ledger.talks if one.name != "probed"]
+            self.ledger.stopped(is_killed=False)
+            with self.served():
+                self.look_at_files()
+                for talk in self.ledger.talks:
+                    self.say(talk)
+            assert self.gone
+
+    def step(self) -> None:
+        talks = self.ledger.talks
+        if len(talks) < 5:
+            source = self.chance.choice([None, *talks])
+            if source in self.turns or source is None:
+                self.kept(is_named=True)
+            else:
+                self.kept(is_named=True, source=source)
+            return
+        talk = self.chance.choice(talks)
+        if self.chance.random() < 0.25:
+            self.delete_now(talk)
+        elif talk in self.turns:
+            self.end(talk)
+        else:
+            num_new = self.chance.choice((10, 30, 30, 600))
+            turn = self.turns[talk] = Turn(self, talk, num_new, self.chance.choice((4, 12, 100)))
+            self.told.append(f"{talk.name} asks {num_new} tokens")
+            match self.chance.choice(("sent", "spoken", "ended")):
+                case "spoken":
+                    turn.wait(lambda: turn.pieces)
+                case "ended":
+                    self.end(talk)
+                case _:
+                    pass
+
+    def end(self, talk: Talk) -> None:
+        """Its turn is over: what is in it counts."""
+        turn = self.turns.pop(talk)
+        turn.finish()
+        if talk in self.ledger.talks:
+            talk.pieces.append(tuple(turn.prompt[len(talk.ids) :]))
+            talk.ids = turn.ids
+
+    def delete_now(self, talk: Talk) -> None:
+        """Whatever it is at."""
+        self.remove(talk)
+        if (turn := self.turns.pop(talk, None)) is not None:
+            self.ledger.buried.add(tuple(turn.prompt[len(talk.ids) :]))
+            turn.finish()
+        self.gone.append(turn.prompt if turn is not None else talk.ids)
+
+
+def interleave(folder: Path, seed: int, num_steps: int) -> None:
+    write_model(folder / "models" / "m", max_position_embeddings=8192)
+    Interleaved(folder, seed).run(num_steps)
+
+
+def test_what_is_deleted_among_turns_under_way_is_gone_and_the_others_are_not(tmp_path: Path):
+    interleave(tmp_path, seed=1, num_steps=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_what_is_deleted_among_many_turns_under_way_is_gone(tmp_path: Path, seed: int):
+    interleave(tmp_path, seed, num_steps=400)

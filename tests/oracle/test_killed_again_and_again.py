@@ -15,28 +15,35 @@ from typing import Any
 
 import httpx
 import pytest
+from typing_extensions import override
 
 from tests.oracle.ledger import Talk
 from tests.oracle.talking import NUM_SAID, PLAIN, SETTINGS, kill, num_common
 from tests.oracle.world import World
 from tests.running_server import running, started
 from tests.tiny_models import write_model
+from tests.waiting import PATIENCE_S
 
 NUM_TALKS = 6
+MUCH = 300
+"""Tokens that take a while to be written."""
 SLICE_S = 0.3
 """A server is killed within so many seconds of what it is killed in."""
 
 
 class KillLoop(World):
-    """Several conversations speak at a time; the lists are changed by one at a time.
+    """Several conversations speak at a time.
 
     `graves` are talks whose deletion was answered, and were not asked again since.
     """
+
+    max_tokens = 800
 
     def __init__(self, folder: Path, plain: Any, seed: int) -> None:
         super().__init__(folder, plain, seed)
         self.graves: list[Talk] = []
         self.alone = threading.RLock()
+        self.kills_next = False
         self.num_kills = self.num_deleted = self.num_damaged = 0
         self.num_unverified = 0
         """Files that were damaged since all were last read."""
@@ -138,6 +145,12 @@ class KillLoop(World):
     def kill_in_the_midst(self) -> None:
         """While some speak, one is deleted, and perhaps a file is damaged."""
         goes, *speak = self.some(4)
+        if self.chance.random() < 0.4:
+            self.told.append("killed right after an answer")
+            self.kill_while(
+                [lambda one=one: self.say(one, MUCH) for one in speak[:2]], is_first=True
+            )
+            return
         deeds: list[Callable[[], Any]] = [lambda one=one: self.say(one) for one in speak]
         if self.chance.random() < 0.6:
             self.ledger.going(goes)  # what is reused of it from now on is not certain
@@ -147,8 +160,10 @@ class KillLoop(World):
         self.told.append(f"killed while {len(deeds)} things are done")
         self.kill_while(deeds)
 
-    def kill_while(self, deeds: list[Callable[[], Any]]) -> None:
-        """Errors count but those that a client of a killed server has."""
+    def kill_while(self, deeds: list[Callable[[], Any]], *, is_first: bool = False) -> None:
+        """At any moment of it, or as soon as the first of these is done. Errors count but those
+        that a client of a killed server has.
+        """
         errors: list[BaseException] = []
 
         def do(deed: Callable[[], Any]) -> None:
@@ -159,15 +174,26 @@ class KillLoop(World):
             except BaseException as error:
                 errors.append(error)
 
-        killer = threading.Timer(self.chance.uniform(0, SLICE_S), kill, [self.server])
+        self.kills_next = is_first
+        after_s = PATIENCE_S if is_first else self.chance.uniform(0, SLICE_S)
+        killer = threading.Timer(after_s, kill, [self.server])
         threads = [threading.Thread(target=do, args=(deed,)) for deed in deeds]
         for thread in (killer, *threads):
             thread.start()
-        for thread in (*threads, killer):
+        for thread in threads:
             thread.join()
+        if is_first:
+            killer.cancel()
+        killer.join()
+        self.kills_next = False
         assert "Traceback" not in self.server.stderr, self.server.stderr
         for error in errors:
             raise error
+
+    @override
+    def answered(self) -> None:
+        if self.kills_next:
+            kill(self.server)
 
     def kill_at_start(self) -> None:
         self.told.append("killed while it starts")

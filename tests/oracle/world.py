@@ -114,6 +114,7 @@ class World:
         except httpx.TransportError:
             talk.num_sure = min(talk.num_sure, len(talk.ids) - 1)
             raise
+        self.answered()
         self.told.append(
             f"{talk.name} of {talk.tenant} to {talk.model}, {talk.session=}: {due=} {allowed=} "
             f"{answer.num_cached} of {len(prompt)}, {answer.num_durable} durable, {answer.reason}"
@@ -124,6 +125,9 @@ class World:
         talk.tries.remove(piece)
         self.ledger.said(talk, prompt, answer)
         return answer
+
+    def answered(self) -> None:
+        """Something to do as soon as an answer has come."""
 
     def _length_for(self, talk: Talk) -> int:
         """So that no two talks without a session are alike in their number of tokens."""
