@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from tests.calm_model import END, saying, write_calm_model
-from tests.oracle.talking import BLOCK, SETTINGS, TOO_SLOW, whole
+from tests.oracle.talking import BLOCK, SETTINGS, TOO_SLOW, Sightings, whole
 from tests.running_server import CHAT, RunningServer, running
 from tests.tiny_models import TOOL_CALL
 from tests.waiting import until
 
 THOUGHT, OTHER_THOUGHT = "let me see", "the quick brown fox"
 FILLER = "the quick brown fox jumps over the lazy dog while rain falls on the hearth " * 8
+TOPICS = ("vqxbzkwjhfgpdmtcnrl", "nhgkqzvjxwbdfpctmrlvqxz")
+"""Words that are in nothing else. A talk without a session id is known by its length."""
 TOOLS = [
     {
         "type": "function",
@@ -109,6 +112,8 @@ class Here:
     def __init__(self, folder: Path) -> None:
         self.home, self.model = folder / "home", folder / "models" / "m"
         write_calm_model(self.model)
+        self.tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
+        self.sightings = Sightings()
         self.server: RunningServer
 
     @contextmanager
@@ -141,7 +146,13 @@ class Here:
         asyncio.run(until(is_kept, f"{talk.topic} is on disk"))
         return self.entry(talk)
 
+    def is_in_files(self, talk: Talk) -> bool:
+        """Its topic is in some file, but for the tokens at its ends, which may be others there."""
+        piece = self.tokenizer.encode(f" {talk.topic} ", add_special_tokens=False).ids[3:-3]
+        return bool(self.sightings.holding(self.home, [piece]))
+
     def delete(self, talk: Talk) -> None:
+        assert self.is_in_files(talk)
         query = {"conversation": talk.session or self.kept(talk)["id"]}
         answer = self.server.request("DELETE", "/admin/cache/conversations", params=query)
         assert answer.status_code == 200, answer.text
@@ -175,7 +186,7 @@ def test_what_comes_back_changed_is_known_in_memory_and_after_a_restart_until_it
     here: Here, is_named: bool, calls: bool
 ):
     names = ("one", "two") if is_named else (None, None)
-    one, other = Talk("stone", names[0], calls), Talk("kettle rain", names[1], calls)
+    one, other = (Talk(topic, name, calls) for topic, name in zip(TOPICS, names, strict=True))
     with here.served():
         for talk in (one, other):
             num_shared = talk.ask(here).num_cached  # the other one begins like the first one
@@ -187,9 +198,12 @@ def test_what_comes_back_changed_is_known_in_memory_and_after_a_restart_until_it
             check_known(talk.use, talk.ask(here), is_in_memory=False)
         here.kept(other)
         here.delete(one)
+        assert not here.is_in_files(one)
         check_unknown(one.ask(here), num_shared)
         check_known(other.use, other.ask(here))
+        here.kept(one)
         here.delete(one)
+        assert not here.is_in_files(one)
         here.kept(other)
     with here.served():
         check_unknown(one.ask(here), num_shared)
@@ -200,7 +214,7 @@ def test_what_comes_back_changed_is_known_in_memory_and_after_a_restart_until_it
 def test_who_goes_on_under_another_name_keeps_what_was_said_when_the_first_one_is_deleted(
     here: Here, is_restarted: bool
 ):
-    source = Talk("stone", "source")
+    source = Talk(TOPICS[0], "source")
     with here.served():
         source.ask(here)
         source.ask(here)
@@ -216,13 +230,15 @@ def test_who_goes_on_under_another_name_keeps_what_was_said_when_the_first_one_i
         if is_restarted:
             here.delete(source)
         check_known(fork.use, fork.ask(here), is_in_memory=False)
+        here.kept(fork)
         here.delete(fork)
+        assert not here.is_in_files(fork)
         after = fork.ask(here)
         assert not after.is_healed
 
 
 def test_answers_that_look_the_same_are_each_known_with_its_own_thoughts(here: Here):
-    talks = [Talk("stone", name) for name in ("one", "two")]
+    talks = [Talk(TOPICS[0], name) for name in ("one", "two")]
     with here.served():
         uses = [
             talk.ask(here, thought)
@@ -234,5 +250,6 @@ def test_answers_that_look_the_same_are_each_known_with_its_own_thoughts(here: H
             check_known(before, after)
             added.add(after.num_prompt - before.num_tokens)
         assert len(added) == 1, "each goes on from its own thoughts"
+        here.kept(talks[0])
         here.delete(talks[0])
         check_known(talks[1].use, talks[1].ask(here))
