@@ -6,6 +6,7 @@ or waits for another model to leave when it is deleted; or the server is stopped
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Generator
@@ -21,7 +22,7 @@ from tests.oracle.talking import kill
 from tests.oracle.world import World
 from tests.running_server import COMPLETIONS
 from tests.tiny_models import write_model
-from tests.waiting import PATIENCE_S, pause
+from tests.waiting import PATIENCE_S, pause, until
 
 MODELS = ("m", "n")
 LONG = 2500
@@ -298,16 +299,27 @@ class Interleaved(Deleting):
         elif talk in self.turns:
             self.end(talk)
         else:
-            num_new = self.chance.choice((10, 30, 30, 600))
-            turn = self.turns[talk] = Turn(self, talk, num_new, self.chance.choice((4, 12, 100)))
-            self.told.append(f"{talk.name} asks {num_new} tokens")
-            match self.chance.choice(("sent", "spoken", "ended")):
-                case "spoken":
-                    turn.wait(lambda: turn.pieces)
-                case "ended":
-                    self.end(talk)
-                case _:
-                    pass
+            self.begin_turn(talk)
+
+    def begin_turn(self, talk: Talk) -> None:
+        """It was received, it is answered, or it is over; what was not received is not deleted."""
+        is_alone = not self.turns
+        if is_alone:
+            self.wait_until(lambda: not self.requests())
+        num_new = self.chance.choice((10, 30, 30, 600))
+        turn = self.turns[talk] = Turn(self, talk, num_new, self.chance.choice((4, 12, 100)))
+        phase = self.chance.choice(("received", "answered", "over"))
+        self.told.append(f"{talk.name} asks {num_new} tokens, until it is {phase}")
+        if phase == "over":
+            self.end(talk)
+        elif phase == "received" and is_alone:
+            turn.wait(lambda: turn.pieces or self.requests())
+        else:
+            turn.wait(lambda: turn.pieces)
+
+    @staticmethod
+    def wait_until(condition: Callable[[], object]) -> None:
+        asyncio.run(until(condition, "it is so far"))
 
     def end(self, talk: Talk) -> None:
         """Its turn is over: what is in it counts."""
