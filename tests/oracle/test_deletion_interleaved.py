@@ -27,6 +27,8 @@ from tests.waiting import PATIENCE_S, pause, until
 MODELS = ("m", "n")
 LONG = 2500
 """Tokens that are read for long enough to be deleted meanwhile."""
+ENDLESS = 7000
+"""Tokens of an answer that goes on until its client leaves."""
 ONE_AT_A_TIME = "max_loaded_models = 1\nmax_batch = 1\n"
 PHASES = ("waits", "is read", "streams", "has just ended", "waits for a swap")
 
@@ -38,7 +40,7 @@ class Turn:
         self.prompt = world.prompt_of(talk, num_new)
         self.pieces: list[dict[str, Any]] = []
         self.failures: list[BaseException] = []
-        self.has_ended = threading.Event()
+        self.has_ended, self.leaves = threading.Event(), threading.Event()
         fields = {"model": talk.model, "session_id": talk.session}
         self._body = world.vocabulary.body(self.prompt, **fields)
         self._body |= {"max_tokens": num_said, "stream": True}
@@ -52,6 +54,8 @@ class Turn:
             with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as response:
                 assert response.status_code == 200, response.read()
                 for line in response.iter_lines():
+                    if self.leaves.is_set():
+                        return
                     if line == "data: [DONE]":
                         self.has_ended.set()
                     elif line.startswith("data: "):
@@ -98,6 +102,9 @@ class Deleting(World):
     def requests(self) -> list[Any]:
         return self.server.get("/admin/dashboard").json()["requests"]
 
+    def is_being_read(self) -> bool:
+        return any(one["num_prompt_tokens"] > LONG for one in self.requests())
+
     def kept(self, *, is_named: bool, source: Talk | None = None, model: str = "m") -> Talk:
         """A talk that was answered once, and is on disk."""
         ids = source.ids[: len(source.ids) // 2] if source is not None else []
@@ -112,11 +119,11 @@ class Deleting(World):
         before: list[Turn] = []
         if phase == "waits":
             busy = self.kept(is_named=True)
-            before = [Turn(self, busy, 20, 300)]
+            before = [Turn(self, busy, 20, ENDLESS)]
             before[0].wait(lambda: before[0].pieces)
         elif phase == "waits for a swap":
             busy = self.kept(is_named=True, model="n")
-            before = [Turn(self, busy, 20, 300)]
+            before = [Turn(self, busy, 20, ENDLESS)]
             before[0].wait(lambda: before[0].pieces)
         is_long = phase == "is read"
         turn = Turn(self, talk, LONG if is_long else 40, 200 if phase == "streams" else 12)
@@ -125,17 +132,19 @@ class Deleting(World):
         elif phase == "has just ended":
             turn.has_ended.wait(PATIENCE_S)
         else:
-            turn.wait(lambda: len(self.requests()) > len(before))
+            turn.wait(lambda: len(self.requests()) > len(before) or turn.pieces)
         if is_long:
-            turn.wait(lambda: any(one["num_prompt_tokens"] > LONG for one in self.requests()))
-        if phase not in ("streams", "has just ended"):
+            turn.wait(lambda: turn.pieces or self.is_being_read())
+        if phase in ("waits", "waits for a swap"):
             assert not turn.pieces, f"it was to be deleted while it {phase}"
         self.remove_going_on(talk, others)
         talk.pieces.append(tuple(turn.prompt[len(talk.ids) :]))
         self.ledger.buried |= set(talk.pieces)
         self.gone.append(turn.prompt)
-        for one in (turn, *before):
-            one.finish()
+        for one in before:
+            one.leaves.set()
+            one.finish(is_cut_short=True)
+        turn.finish()
 
     def remove_going_on(self, talk: Talk, others: set[str]) -> None:
         """Without a session id it is what is listed beside the others, under whichever id; one that
