@@ -231,6 +231,46 @@ STRICT_CALLS = """\
 {%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
 """Has no text beside calls, and refuses it before them."""
 
+NINE_LETTERS = """\
+{%- set rest = messages[1:] if messages[0].role == 'system' else messages %}
+{%- for message in rest if message.role != 'tool' and not message.tool_calls %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate') }}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- for one in message.tool_calls or [] %}
+        {%- if one.id | length != 9 %}{{ raise_exception('Ids have 9 letters') }}{% endif %}
+    {%- endfor %}
+    {%- if message.role == 'tool' and message.tool_call_id | length != 9 %}
+        {{- raise_exception('Ids have 9 letters') }}
+    {%- endif %}
+    {%- if message.role == 'assistant' and not message.content and not message.tool_calls %}
+        {{- raise_exception('An answer must have content or calls') }}
+    {%- endif %}
+{%- endfor %}
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.tool_calls %}{% for one in message.tool_calls %}<tool_call>
+{{ one.function | tojson }} {{ one.id }}
+</tool_call>{% endfor %}{% else %}{{ message.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Ids of nine letters, turns that alternate but for calls and results, and no empty answer."""
+
+ONE_CALL = """\
+{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% if message.tool_calls %}{% if message.tool_calls | length != 1 %}
+{{- raise_exception('One call at a time') }}{% endif %}<tool_call>
+{{ message.tool_calls[0].function | tojson }}
+</tool_call>{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+
+FIRST_CALL = ONE_CALL.replace("message.tool_calls | length != 1", "false")
+"""Shows the first of several calls."""
+
 FIRST_USER = """\
 {% for message in messages %}{% if loop.first or message.role != 'user' %}<|im_start|>\
 {{ message.role }}
@@ -253,6 +293,9 @@ TEMPLATES = {
     "silent_calls": SILENT_CALLS,
     "strict_calls": STRICT_CALLS,
     "known_roles": KNOWN_ROLES,
+    "nine_letters": NINE_LETTERS,
+    "one_call": ONE_CALL,
+    "first_call": FIRST_CALL,
 }
 
 

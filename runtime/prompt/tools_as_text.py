@@ -100,7 +100,7 @@ def written_out(
     was_result = False
     for message in messages:
         is_result = message.role == "tool" and not forms.results
-        turn = _turn(message) if is_lost(message, forms) else message
+        turn = as_text(message) if is_lost(message, forms) else message
         are_users = bool(made) and made[-1].role == turn.role == "user"
         if are_users and is_result and was_result:
             made[-1].add(turn, "\n", even_empty=True)
@@ -126,8 +126,8 @@ def split(messages: Sequence[Message]) -> WrittenOut:
     return WrittenOut(tuple(made), len(made) - len(messages))
 
 
-def _turn(message: Message) -> Message:
-    """The message as one that every template shows."""
+def as_text(message: Message) -> Message:
+    """The message with its calls, or what it is the result of, as text."""
     if message.role == "tool":
         opening = f"{RESULT_START}\n"
         images = tuple(

@@ -116,7 +116,7 @@ def test_who_is_restored_next_need_not_make_room_for_its_own_caches(dense: Loade
     answered(session, ids(8, 90), SAID)
     cursor = session.cursor(TURN_2)
     session.tiers.begin(cursor)
-    session.tiers.leave_beside_rows(session.tiers.hot.num_bytes, tuple(cursor.pinned))
+    session.tiers.leave_beside_rows(session.tiers.hot.num_bytes, [cursor])
     kv, _ = session.tiers.restore(cursor)
     assert [id(cache) for cache in kv] == [id(cache) for cache in ended]
     assert bytes_of_idle_caches(session) == 0

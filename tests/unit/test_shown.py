@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -26,9 +25,8 @@ PARTS: dict[str, set[Role]] = {
     "parts": {"user", "system", "assistant", "tool"},
     "user_parts": {"user"},
 }
-LOSES = {"strict_calls"}
+LOSES = {"strict_calls", "nine_letters"}
 """Templates that leave out words of messages which they have a form for."""
-REFUSES = {"alternating", "gemma", "strict_calls"}
 BLANKS = st.sampled_from(["", " ", "\n", "\n\n"])
 KINDS = st.sampled_from(["user", "system", "answer", "thought", "call", "empty"])
 
@@ -85,11 +83,7 @@ def test_every_text_is_in_the_prompt_or_the_answer_says_that_it_is_not(
     pairs = [*kinds, ("user", ends)]
     messages = [one for n, (kind, around) in enumerate(pairs) for one in message(kind, n, around)]
     talk = Talk(template(name), TurnStore(), needs_state=False)
-    composed = asked_of(talk, messages)
-    if isinstance(composed, InvalidRequest):
-        assert name in REFUSES
-        assert re.search(r"\(at messages\[\d+\], \w+\)", composed.message)
-        return
+    composed = talk.compose(*messages)
     read = talk.text_of(composed.token_ids)
     missing = [word for word in words(messages) if word.partition("\\")[0] not in read]
     told = {change.rule: change.num_places for change in composed.changes}

@@ -29,6 +29,10 @@ _ARGUMENT = "qvargument"
 _MADE = ToolCall(id="call00001", name="qvlook", arguments=json.dumps({"at": _ARGUMENT}))
 
 
+_ODD_IDS = ("call_0123456789abcdef0123456789", "c1")
+_ASKED, _ANSWERED = Message(role="user", text="a"), Message(role="assistant", text="b")
+
+
 class ToolsAfterSystem(NamedTuple):
     """How a template writes tools right after the system text: what is before it, and the tools."""
 
@@ -55,10 +59,39 @@ class Probe:
             system=self.system,
             late_system=all(self._shows(roles) for roles in late),
             users_in_a_row=self.users_in_a_row,
-            user_after_tool=self._shows(("user", "assistant", "tool", "user"))
-            or not self._shows(("user", "assistant", "tool")),
+            user_after_tool=self._takes_a_user_after_results(),
             images_in_results=self._shows_image_in_result(),
+            any_ids=all(self._takes(_ASKED, _calling(one), _returned(one)) for one in _ODD_IDS)
+            or not self._takes(_ASKED, _calling(_CALL.id), _returned(_CALL.id)),
+            parallel_calls=self._takes_parallel_calls(),
+            open_calls=self._takes(_ASKED, _calling(_CALL.id), _ASKED)
+            or not self._takes(_ASKED, _ANSWERED, _ASKED),
+            leading_answers=self._takes(_ANSWERED, _ASKED) or not self._takes(_ASKED),
+            empty_answers=self._takes(_ASKED, Message(role="assistant"), _ASKED)
+            or not self._takes(_ASKED, _ANSWERED, _ASKED),
         )
+
+    def _takes(self, *messages: Message) -> bool:
+        """It does not refuse these."""
+        return self._told(messages) is not None
+
+    def _takes_a_user_after_results(self) -> bool:
+        """A user's turn may follow a result, where the template has results at all."""
+        called, user = _calling(_CALL.id), Message(role="user", text=_WORDS[3])
+        before = self._told((_ASKED, called, _returned(_CALL.id)))
+        after = self._told((_ASKED, called, _returned(_CALL.id), user))
+        if after is None:
+            return before is None
+        return _WORDS[3] in after and (_WORDS[2] in after or _WORDS[2] not in (before or ""))
+
+    def _takes_parallel_calls(self) -> bool:
+        """Two calls of one message are shown, or not even one after the other."""
+        first, second = _calling("call00001", _WORDS[0]), _calling("call00002", _WORDS[1])
+        results = _returned("call00001"), _returned("call00002")
+        both = msgspec.structs.replace(first, tool_calls=(*first.tool_calls, *second.tool_calls))
+        at_once = self._told((_ASKED, both, *results)) or ""
+        in_turn = self._told((_ASKED, first, results[0], second, results[1])) or ""
+        return not (_WORDS[1] in in_turn and _WORDS[1] not in at_once)
 
     @cached_property
     def system(self) -> bool:
@@ -230,8 +263,11 @@ def tool_forms_of(render: Render) -> ToolForms:
     beside = msgspec.structs.replace(called, text=_WORDS[2])
     if not forms.calls or _WORDS[2] in (text(user, beside, result, tools=(_TOOL,)) or ""):
         return forms
-    apart = text(user, said, called, result, tools=(_TOOL,)) or ""
-    return forms._replace(splits=_WORDS[2] in apart and _ARGUMENT in apart)
+    talks = [
+        text(user, said, called, result, *rest, tools=(_TOOL,)) for rest in ((), (answer, user))
+    ]
+    is_shown = all(_WORDS[2] in (one or "") for one in talks)
+    return forms._replace(splits=is_shown and _any_has(_ARGUMENT, talks))
 
 
 def content_forms_of(
@@ -302,6 +338,15 @@ def _message(role: Role, word: str, *, has_result: bool) -> Message:
     if role == "assistant" and has_result:
         return Message(role=role, text=word, tool_calls=(_CALL,))
     return Message(role=role, text=word)
+
+
+def _calling(call_id: str, argument: str = "qvargument") -> Message:
+    call = ToolCall(id=call_id, name=_CALL.name, arguments=json.dumps({"at": argument}))
+    return Message(role="assistant", tool_calls=(call,))
+
+
+def _returned(call_id: str) -> Message:
+    return Message(role="tool", text=_WORDS[2], tool_call_id=call_id, name=_CALL.name)
 
 
 def _is_balanced(text: str) -> bool:
