@@ -181,7 +181,7 @@ class SlotIndex:
         return self._database.read(lambda connection: _is_condemned(connection, place))
 
     def candidates(self, *, with_pinned: bool = False) -> list[Candidate]:
-        """Every slot that is not pinned, or every slot, for `runtime.kv.eviction.choose`."""
+        """Every slot that is not pinned, or every slot, for `store.eviction.choose`."""
         return self._database.read(lambda c: slot_rows.read_candidates(c, with_pinned=with_pinned))
 
     def footprint(self) -> SlotFootprint:

@@ -22,13 +22,13 @@ from runtime.cache.owned import Merged, News, OpenStore
 from runtime.cache.redirects import SlotRedirect
 from runtime.cache.repair import repair
 from runtime.cache.slot_pieces import cut, form_of, put, rewriting, stateless, tensors_of
-from runtime.kv.eviction import densest
 from runtime.progress import Progress, Watch, unwatched
 from runtime.slot_events import SlotsGone
 from store import listing, upkeep
 from store.block_names import HASH_BYTES, HashChain
 from store.disk import opened
 from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
+from store.eviction import densest
 from store.slot_file import Damage, bounds
 from store.slots import CheckedSlot, check, read_contents, slot_path
 from store.types import MediaSpan, SlotHeader, SlotPlace, SlotRow, TensorData

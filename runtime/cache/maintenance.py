@@ -1,6 +1,6 @@
 """What is done to the store while nobody asks for it: expiry, caps, demotion, scrubbing, order.
 
-Every chore blocks, runs in the thread for chores, decides by `runtime.kv.eviction`, and says which
+Every chore blocks, runs in the thread for chores, decides by `store.eviction`, and says which
 slots are gone. Caps are global over all models and count what files really take.
 """
 
@@ -21,12 +21,12 @@ from runtime.cache.owned import INDEX, News, OpenStore
 from runtime.cache.repair import repair
 from runtime.config.settings import Settings
 from runtime.keys import owner, plain
-from runtime.kv.eviction import choose
 from runtime.slot_events import SlotsDemoted, SlotsGone
 from runtime.types import MissReason
 from store import pins, sightings, turns, unpublished, upkeep
 from store.conversations import Conversations
 from store.errors import OverCap, SlotDamaged, SlotMissing, StoreError
+from store.eviction import choose
 from store.recovery import Recovery
 from store.slots import slot_path, verify
 from store.types import Candidate, Tier

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from runtime.kv import eviction
+from store import eviction
 from store.block_names import HashChain, num_common
 from store.types import Candidate, TtlClass, decayed_hits
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runtime.kv.cursor import CacheCursor
-from runtime.kv.eviction import densest
 from runtime.kv.hot import Ended, Held
 from runtime.kv.media import around, overlapping, rope_delta
 from runtime.kv.notes import Notes
@@ -17,6 +16,7 @@ from runtime.kv.parts import Span
 from runtime.kv.prefix_tree import Match, Run, path_to, run_of
 from runtime.kv.state import TierState
 from runtime.kv.writer import SlotWriter, WriteJob
+from store.eviction import densest
 from store.keyed_names import Asker
 from store.types import PrefixPiece, SlotHeader
 

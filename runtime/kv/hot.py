@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtime.kv import eviction
 from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import PrefixTree, Run, path_to, renamed
+from store import eviction
 from store.block_names import HASH_BYTES, HashChain
 from store.keyed_names import NOBODY, Asker
 from store.types import DEFAULT_TTL_S, Candidate, PrefixPiece, Tier, TtlClass, decayed_hits

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from runtime.kv.eviction import choose
 from store import listing, pins
 from store.conversations import Conversations
 from store.database import Database
 from store.errors import StoreError
+from store.eviction import choose
 from store.index import SlotIndex
 from store.records import MAX_REQUESTS, Records, day_of
 from store.tables import Layout

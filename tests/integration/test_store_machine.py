@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from migrations.run import upgrade
-from runtime.kv.eviction import choose
 from store.database import Database
+from store.eviction import choose
 from store.index import SlotIndex
 from store.opening import open_database
 from store.types import Candidate, SlotRow

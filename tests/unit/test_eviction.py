@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kv.eviction import HALF_LIFE_S, choose, value
+from store.eviction import HALF_LIFE_S, choose, value
 from store.types import HIT_HALF_LIFE_S, TTL_S, Candidate, decayed_hits
 
 NOW_S = 1_000_000.0
