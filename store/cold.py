@@ -20,7 +20,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -47,7 +47,7 @@ from store.disk import (
     sync_directories,
 )
 from store.errors import ColdAway, SlotDamaged, SlotMissing, StoreFailed, StoreFull
-from store.slot_file import SlotContents, is_slot_id
+from store.slot_file import is_slot_id
 from store.slots import StagedSlot, read_contents, remove, slot_path, verify
 from store.temp_names import SUFFIX, temp_name
 from store.upkeep import COLD, sweep_fan_out
@@ -85,6 +85,14 @@ class ColdStore(Protocol):
     Every call raises StoreFailed where the system does, and ColdAway, which is one, where the
     network does or whoever is behind it.
     """
+
+    def put(self, slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
+        """Keep these bytes under that id, whole and durably, or nothing. Raises StoreFull."""
+        ...
+
+    def get(self, slot_id: str) -> AbstractContextManager[ByteSource]:
+        """The bytes under that id. Raises SlotMissing."""
+        ...
 
     def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
         """Verify the warm file at `path` and keep it packed, durably; the file stays.
@@ -154,11 +162,12 @@ def open_cold(root: Path, url: str | None) -> ColdStore:
 
 
 @contextmanager
-def _packed(path: Path, yield_: Yield) -> Generator[tuple[SlotContents, Iterator[bytes]]]:
+def _packed(path: Path, yield_: Yield) -> Generator[tuple[str, Iterator[bytes]]]:
     verify(path)
     with opened(path) as fd:
         contents = read_contents(fd)
-        yield contents, pack(fd, contents, yield_)
+        chunks = pack(fd, contents.payload_start, contents.tensors, yield_)
+        yield contents.header.id, chunks
 
 
 def _unpacked(root: Path, slot_id: str, source: ByteSource, reserve: Reserve) -> StagedSlot:
@@ -191,24 +200,30 @@ class ColdDirectory:
         return self._directory / slot_id[:2] / f"{slot_id}{COLD_SUFFIX}"
 
     def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        with _packed(path, yield_) as (contents, chunks):
-            slot_id = contents.header.id
-            cold_path = self._path(slot_id)
-            temporary = cold_path.with_name(temp_name(slot_id, COLD_SUFFIX))
-            make_directory(cold_path.parent)
-            with new_file(temporary, 0) as file:
-                for chunk in chunks:
-                    file.write(chunk)
+        with _packed(path, yield_) as (slot_id, chunks):
+            return self.put(slot_id, chunks)
+
+    def put(self, slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
+        cold_path = self._path(slot_id)
+        temporary = cold_path.with_name(temp_name(slot_id, COLD_SUFFIX))
+        make_directory(cold_path.parent)
+        with new_file(temporary, 0) as file:
+            for chunk in chunks:
+                file.write(chunk)
         with reported(cold_path):
             temporary.replace(cold_path)
         sync_directories([cold_path.parent])
         return ColdSlot(slot_id, disk_bytes(cold_path))
 
     def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
+        with self.get(slot_id) as source:
+            return _unpacked(root, slot_id, source, reserve)
+
+    @contextmanager
+    def get(self, slot_id: str) -> Generator[ByteSource]:
         with opened(self._path(slot_id)) as fd:
             num_bytes = os.fstat(fd).st_size
-            chunks = SequentialReader(fd, 0, num_bytes).take(num_bytes)
-            return _unpacked(root, slot_id, ChunkSource(chunks), reserve)
+            yield ChunkSource(SequentialReader(fd, 0, num_bytes).take(num_bytes))
 
     def delete(self, slot_id: str) -> bool:
         return remove(self._path(slot_id))
@@ -294,10 +309,12 @@ class ColdBucket:
         return f"{slot_id[:2]}/{slot_id}{COLD_SUFFIX}"
 
     def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        with _packed(path, yield_) as (contents, chunks):
-            slot_id = contents.header.id
-            with self._asking(slot_id):
-                obstore.put(self._bucket, self._name(slot_id), chunks)
+        with _packed(path, yield_) as (slot_id, chunks):
+            return self.put(slot_id, chunks)
+
+    def put(self, slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
+        with self._asking(slot_id):
+            obstore.put(self._bucket, self._name(slot_id), iter(chunks))
         return ColdSlot(slot_id, self._num_bytes(slot_id))
 
     def _num_bytes(self, slot_id: str) -> int:
@@ -305,11 +322,16 @@ class ColdBucket:
             return _heard(lambda: obstore.head_async(self._bucket, self._name(slot_id)))["size"]
 
     def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
+        with self.get(slot_id) as source:
+            return _unpacked(root, slot_id, source, reserve)
+
+    @contextmanager
+    def get(self, slot_id: str) -> Generator[ByteSource]:
         with self._asking(slot_id):
             found = _heard(lambda: obstore.get_async(self._bucket, self._name(slot_id)))
             # Awaiting each chunk takes ten times longer than reading it.
             chunks = map(memoryview, found.stream(CHUNK_BYTES))
-            return _unpacked(root, slot_id, ChunkSource(chunks), reserve)
+            yield ChunkSource(chunks)
 
     def delete(self, slot_id: str) -> bool:
         try:

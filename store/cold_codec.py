@@ -7,7 +7,7 @@ the format, which zstd itself skips. Figures: docs/decisions, cold compression.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Protocol, cast
 
 import zstandard
@@ -18,7 +18,6 @@ from store.slot_file import (
     DTYPE_BYTES,
     MAX_JSON_BYTES,
     Checker,
-    SlotContents,
     TensorEntry,
     front_bytes,
     unpack_front,
@@ -75,7 +74,9 @@ def _chunk_sizes(entry: TensorEntry) -> Iterator[int]:
         yield min(CHUNK_BYTES, entry.num_bytes - start)
 
 
-def pack(fd: int, contents: SlotContents, yield_: Yield) -> Iterator[bytes]:
+def pack(
+    fd: int, payload_start: int, entries: Sequence[TensorEntry], yield_: Yield
+) -> Iterator[bytes]:
     """The packed bytes of the slot file open at `fd`, about a MiB each.
 
     `yield_` is called with the bytes read since its last call.
@@ -86,10 +87,11 @@ def pack(fd: int, contents: SlotContents, yield_: Yield) -> Iterator[bytes]:
     """
     yield _FORMAT
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-    stream = cast("_Chunker", compressor.chunker(contents.file_bytes, CHUNK_BYTES))
-    reader = SequentialReader(fd, 0, contents.file_bytes)
-    yield from stream.compress(b"".join(map(bytes, reader.take(contents.payload_start))))
-    for entry in contents.tensors:
+    file_bytes = payload_start + (entries[-1].end if entries else 0)
+    stream = cast("_Chunker", compressor.chunker(file_bytes, CHUNK_BYTES))
+    reader = SequentialReader(fd, 0, file_bytes)
+    yield from stream.compress(b"".join(map(bytes, reader.take(payload_start))))
+    for entry in entries:
         for size in _chunk_sizes(entry):
             chunk = b"".join(map(bytes, reader.take(size)))
             for plane in split_planes(chunk, DTYPE_BYTES[entry.dtype]):
@@ -98,6 +100,53 @@ def pack(fd: int, contents: SlotContents, yield_: Yield) -> Iterator[bytes]:
                     yield from stream.flush()
             yield_(size)
     yield from stream.finish()
+
+
+class UnpackedBytes:
+    """The bytes of a packed file of KV: first its `front`, then each tensor as it was."""
+
+    def __init__(self, source: ByteSource) -> None:
+        """Read as far as the header.
+
+        Raises:
+            SlotForeign: another format version.
+            SlotDamaged: not a packed slot.
+        """
+        beginning = _read_exactly(source, len(_FORMAT))
+        if beginning != _FORMAT:
+            is_ours = beginning.startswith(_FORMAT[:8] + b"hearth-cold/")
+            raise (SlotForeign if is_ours else SlotDamaged)("not a packed slot of this format")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        packed = cast("IO[bytes]", source)
+        self._stream = decompressor.stream_reader(packed, read_size=CHUNK_BYTES)
+        self.front = self._read_front()
+
+    def _read_front(self) -> bytes:
+        length = self._read(_LENGTH_BYTES)
+        num_json_bytes = int.from_bytes(length, "little")
+        if num_json_bytes > MAX_JSON_BYTES:
+            raise SlotDamaged("the header cannot be that long")
+        return length + self._read(num_json_bytes)
+
+    def _read(self, num_bytes: int) -> bytes:
+        try:
+            return _read_exactly(self._stream, num_bytes)
+        except zstandard.ZstdError as error:
+            raise SlotDamaged(f"cannot be decompressed: {error}") from error
+
+    def tensor(self, entry: TensorEntry) -> Iterator[bytes]:
+        """The bytes of the next tensor, unchecked. Raises SlotDamaged."""
+        for size in _chunk_sizes(entry):
+            yield join_planes(self._read(size), DTYPE_BYTES[entry.dtype])
+
+    def end(self) -> None:
+        """Check that this was all. Raises SlotDamaged."""
+        try:
+            is_more = bool(self._stream.read(1))
+        except zstandard.ZstdError as error:
+            raise SlotDamaged(f"cannot be decompressed: {error}") from error
+        if is_more:
+            raise SlotDamaged("there is more than the slot")
 
 
 class Unpacker:
@@ -110,32 +159,11 @@ class Unpacker:
             SlotForeign: another format version.
             SlotDamaged: not a packed slot, or its header is damaged.
         """
-        beginning = _read_exactly(source, len(_FORMAT))
-        if beginning != _FORMAT:
-            is_ours = beginning.startswith(_FORMAT[:8] + b"hearth-cold/")
-            raise (SlotForeign if is_ours else SlotDamaged)("not a packed slot of this format")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        packed = cast("IO[bytes]", source)
-        self._stream = decompressor.stream_reader(packed, read_size=CHUNK_BYTES)
-        self._front = self._read_front()
-        self.contents = unpack_front(self._front, None)
+        self._bytes = UnpackedBytes(source)
+        front_bytes(self._bytes.front, MAX_SLOT_BYTES)
+        self.contents = unpack_front(self._bytes.front, None)
         if self.contents.file_bytes > MAX_SLOT_BYTES:
             raise SlotDamaged(f"a slot of {self.contents.file_bytes} bytes")
-
-    def _read_front(self) -> bytes:
-        length = self._read(_LENGTH_BYTES)
-        num_json_bytes = int.from_bytes(length, "little")
-        if num_json_bytes > MAX_JSON_BYTES:
-            raise SlotDamaged("the header cannot be that long")
-        front = length + self._read(num_json_bytes)
-        front_bytes(front, MAX_SLOT_BYTES)
-        return front
-
-    def _read(self, num_bytes: int) -> bytes:
-        try:
-            return _read_exactly(self._stream, num_bytes)
-        except zstandard.ZstdError as error:
-            raise SlotDamaged(f"cannot be decompressed: {error}") from error
 
     def write_to(self, file: NewFile, yield_: Yield) -> None:
         """Write the slot's bytes as they were before packing.
@@ -144,25 +172,17 @@ class Unpacker:
             SlotDamaged: any byte differs, is missing or too many.
             StoreFull, StoreFailed: writing failed.
         """
-        file.write(self._front)
+        file.write(self._bytes.front)
         checker = Checker(self.contents.header)
         for entry in self.contents.tensors:
             hash_ = checker.tensor(entry)
-            for size in _chunk_sizes(entry):
-                chunk = join_planes(self._read(size), DTYPE_BYTES[entry.dtype])
+            for chunk in self._bytes.tensor(entry):
                 hash_(chunk)
                 file.write(chunk)
-                yield_(size)
+                yield_(len(chunk))
         if damage := self.contents.damage(checker.checksums()):
             raise SlotDamaged(str(damage))
-        if self._more():
-            raise SlotDamaged("there is more than the slot")
-
-    def _more(self) -> bool:
-        try:
-            return bool(self._stream.read(1))
-        except zstandard.ZstdError as error:
-            raise SlotDamaged(f"cannot be decompressed: {error}") from error
+        self._bytes.end()
 
 
 def _read_exactly(source: ByteSource, num_bytes: int) -> bytes:

@@ -8,12 +8,13 @@ becomes of that is all that is ever said of its health.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from store.cold import ColdSlot, ColdStore
+from store.cold_codec import ByteSource
 from store.cold_owner import Owned
 from store.disk import Reserve, Yield, keep_going, no_cap
 from store.errors import ColdAway, ColdForeign, SlotDamaged, SlotMissing, StoreFailed, StoreFull
@@ -109,6 +110,15 @@ class ColdGate:
         is_foreign = isinstance(error, ColdForeign)
         self.reach = self.reach.failed(str(error), is_foreign=is_foreign)
         return error
+
+    def put(self, slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
+        with self._contact(takes=True):
+            return self._cold.put(slot_id, chunks)
+
+    @contextmanager
+    def get(self, slot_id: str) -> Generator[ByteSource]:
+        with self._contact(), self._cold.get(slot_id) as source:
+            yield source
 
     def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
         with self._contact(takes=True):
