@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ import msgspec
 
 from store.block_names import pack_ids
 from store.blocks.kv_file import Tensor, open_file, write
-from store.blocks.slots import TOKENS
+from store.blocks.slots import TOKENS, BlockKey
+from store.disk import reported
 from store.errors import SlotDamaged
 
 HEAD = "hearth-head/1"
@@ -41,7 +43,8 @@ class Head(msgspec.Struct, frozen=True):
 
     `continues` names the tokens it goes on from (`HashChain.end_hash`): the head of its owner that
     ends there is replaced by it. `ttl_s` is None for ever, else seconds after the last use.
-    `layout` is JSON text that only the packer of KV reads.
+    `layout` is JSON text that only the packer of KV reads, and `block_ms` what computing one of its
+    blocks took, on average.
     """
 
     id: str
@@ -53,13 +56,46 @@ class Head(msgspec.Struct, frozen=True):
     ttl_s: float | None = None
     is_pinned: bool = False
     layout: str = ""
+    block_ms: float = 1.0
 
 
 class HeadFile(NamedTuple):
-    """A head that was read, without what comes behind its last whole block."""
+    """A head and its tokens, without what comes behind its last whole block."""
 
     head: Head
-    token_ids: array[int]
+    token_ids: Sequence[int]
+
+
+class KnownHead(NamedTuple):
+    """A head that was published: its last whole block if it has one, the name of its end, and its
+    file of `num_bytes` on disk. One that is in memory only has its tokens instead of a file. Times
+    are trusted time, and `hits` as they were at `last_used_s`.
+    """
+
+    head: Head
+    last: BlockKey | None
+    end: bytes
+    path: Path | None = None
+    token_ids: Sequence[int] = ()
+    num_bytes: int = 0
+    created_s: float = 0.0
+    last_used_s: float = 0.0
+    hits: float = 0.0
+
+
+def head_folder(folder: Path, last: BlockKey) -> Path:
+    """Where the heads are that end behind this block, or behind a root of that name."""
+    return folder / last.model.hex() / last.name.hex()
+
+
+def heads_behind(folder: Path, last: BlockKey) -> list[Path]:
+    """These heads; the one used last comes first. Raises StoreFailed."""
+    found: list[tuple[int, Path]] = []
+    with reported(folder), suppress(FileNotFoundError):
+        for path in head_folder(folder, last).iterdir():
+            with suppress(FileNotFoundError):  # it leaves just now
+                found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def write_head(

@@ -1,6 +1,7 @@
 """Heads, and through them which slots stay. One process has them: the server.
 
-A worker stages a head when a turn ends; here it is published or turned away, in one rename. A
+A worker stages a head when a turn ends; here it is published or turned away, in one rename. What is
+not to be on disk is told with its tokens instead, and kept in memory until the server ends. A
 deletion removes heads, then the slots that no head goes through, and gives their names, which
 workers are told to drop. It has a number: a head whose request came before it, and which is of what
 was deleted, is turned away when it comes. Without a session id a head is of a deleted one if it
@@ -12,22 +13,39 @@ who has found that block finds the heads that end behind it in one folder.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import NamedTuple
+from threading import RLock
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from store.block_names import HashChain, num_common
-from store.blocks.head_file import Head, Owner, Turn, read_end, read_head, write_head
+from store.blocks.head_file import (
+    Head,
+    HeadFile,
+    KnownHead,
+    Owner,
+    Turn,
+    head_folder,
+    read_end,
+    read_head,
+    write_head,
+)
+from store.blocks.index import Change, Index
 from store.blocks.slots import BlockKey, Slots, nothing
-from store.disk import make_directory, reported, sync_directories
-from store.errors import SlotDamaged, SlotForeign, SlotMissing
+from store.blocks.tree import NO_BLOCK, Block, Sizes, Tree
+from store.disk import disk_bytes, make_directory, reported, sync_directories
+from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreFailed, StoreFull
 from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, temp_name
+from store.types import decayed_hits
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Whom(NamedTuple):
@@ -60,135 +78,181 @@ class Deletion(NamedTuple):
         return head.owner == self.owner and num_common(self.token_ids, token_ids) > self.num_shared
 
 
-class KnownHead(NamedTuple):
-    """A published head, its file, its last whole block if it has one, and the name of its end. When
-    it was used last is the time of its file.
-    """
+class BlockFile(NamedTuple):
+    """The states at a block's end, and its slot as well if `is_slot`."""
 
-    head: Head
-    path: Path
-    last: BlockKey | None
-    end: bytes
-    last_used_s: float
+    key: BlockKey
+    is_slot: bool = True
 
 
 class Published(NamedTuple):
     """A head that is there from now on, and those of its blocks of which there is no slot: others
     went while it was on its way, and with them what nobody else owned yet. Who has them writes them
-    again.
+    again, and says so by `Heads.note`.
     """
 
     known: KnownHead
     lacking: tuple[BlockKey, ...]
 
 
-def heads_behind(folder: Path, last: BlockKey) -> list[Path]:
-    """The heads below `folder` that end behind this block, or behind a root of that name; the one
-    used last comes first. Raises StoreFailed.
-    """
-    found: list[tuple[int, Path]] = []
-    with reported(folder), suppress(FileNotFoundError):
-        for path in _place(folder, last).iterdir():
-            with suppress(FileNotFoundError):  # it leaves just now
-                found.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(found, reverse=True)]
+def _alone(
+    method: Callable[Concatenate[Heads, P], T],
+) -> Callable[Concatenate[Heads, P], T]:
+    @wraps(method)
+    def locked(self: Heads, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *args, **kwargs)
 
-
-def _place(folder: Path, last: BlockKey) -> Path:
-    return folder / last.model.hex() / last.name.hex()
-
-
-class _Owned:
-    """A block that heads go through: the one before it, and how many blocks and heads are right
-    behind it.
-    """
-
-    __slots__ = ("above", "num_behind")
-
-    def __init__(self, above: BlockKey | None) -> None:
-        self.above = above
-        self.num_behind = 0
+    return locked
 
 
 class Heads:
-    """All heads below `folder`, and the blocks that they go through.
+    """All heads below `folder`, those in memory, and the blocks that they go through.
 
-    `chain_of` gives the names of a model's blocks.
+    Without a `folder` and an `index` all are in memory. `chain_of` gives the names of a model's
+    blocks, and `now_s` trusted time. For any thread: each call has it alone.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         slots: Slots,
         chain_of: Callable[[bytes], HashChain],
+        now_s: Callable[[], float],
+        index: Index | None = None,
         before_change: Callable[[], None] = nothing,
     ) -> None:
-        self._folder = folder
-        self._slots = slots
-        self._chain_of = chain_of
-        self._before_change = before_change
+        self.lock = RLock()
+        self.slots = slots
+        self.now_s = now_s
         self.known: dict[str, KnownHead] = {}
-        self.owned: dict[BlockKey, _Owned] = {}
+        self.kept = Tree()
+        """The blocks that heads on disk go through; the index has a row of each."""
+        self.told = Tree()
+        """The blocks that heads in memory go through."""
+        self.left_cold: dict[BlockKey, Block] = {}
+        """Blocks without heads of which something is still to be removed from the cold store."""
+        self.unowned_bytes = 0
+        """What slots take that `sweep` found without a head and too young to go."""
         self.number = 0
         """That of the last deletion."""
+        self._folder = folder
+        self._chain_of = chain_of
+        self._index = index
+        self._before_change = before_change
         self._ends: dict[tuple[Owner, bytes], str] = {}
+        self._turns: dict[bytes, dict[str, Turn]] = {}
         self._deletions: list[Deletion] = []
-        make_directory(folder)
-        self._recover()
+        self._leaving: dict[BlockKey, Block] = {}
+        """Blocks that no head goes through any more, and whose files are still to be removed."""
+        self._replaced: set[str] = set()
+        """Heads that another goes on from, and whose files are still to be removed."""
+        if folder is not None and index is not None:
+            make_directory(folder)
+            self._recover(folder, index)
 
     # Turns
 
     def staging_path(self) -> Path:
-        """Where a head is made before it is published."""
-        return self._folder / temp_name(uuid4().hex)
+        """Where a head is made before it is published. Raises StoreFailed without a disk."""
+        return self._on_disk() / temp_name(uuid4().hex)
 
-    def publish(self, staged: Path, received: int) -> Published | None:
+    @_alone
+    def publish(self, staged: Path | HeadFile, received: int) -> Published | None:
         """Have the head of a turn that ended, or None where it is of what was deleted since.
 
         Its request came when the last deletion had the number `received`. It replaces the head of
-        its owner that it goes on from.
+        its owner that it goes on from, and one that ends where it ends; but a head in memory does
+        not replace one on disk. Told with its tokens it is in memory only.
 
         Raises:
             SlotMissing, SlotDamaged: it is not as it was staged; then it is gone.
-            StoreFailed: the system refuses.
+            StoreFailed, StoreFull: the system refuses; it may be published again.
         """
-        try:
-            head, token_ids = read_head(staged)
-        except SlotDamaged:
-            staged.unlink(missing_ok=True)
-            raise
+        path = staged if isinstance(staged, Path) else None
+        head, token_ids = _read_staged(staged)
         blocks = self._blocks_of(head, token_ids)
         if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
-            staged.unlink()
-            self._drop(blocks)
+            if path is not None:
+                path.unlink()
+                self._leave((one, Block(None)) for one in blocks)
+                self._drop()
             return None
-        before = self._ends.get((head.owner, head.continues))
-        new = [one for one in blocks if one not in self.owned]
-        known = self._put(staged, head, token_ids, blocks)
-        if before is not None and before != head.id:
-            self._forget([before])
-        return Published(known, tuple(one for one in new if not self._slots.has(one)))
+        new = [one for one in blocks if one not in self.kept.blocks]
+        known = self._publish(path, head, token_ids, blocks)
+        lacking = [one for one in new if not self.kept.blocks[one].sizes.slot] if path else []
+        return Published(known, tuple(lacking))
 
+    def _publish(
+        self, path: Path | None, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey]
+    ) -> KnownHead:
+        end, now_s = self._end_of(head, token_ids, blocks), self.now_s()
+        ids = {self._ends.get((head.owner, one)) for one in (head.continues, end)} - {head.id}
+        before = [self.known[one] for one in ids if one is not None]
+        placed = None if path is None else self._place(path, head, blocks)
+        hits = [decayed_hits(one.hits, now_s - one.last_used_s) + 1 for one in before]
+        known = KnownHead(
+            head,
+            blocks[-1] if blocks else None,
+            end,
+            placed,
+            () if placed else token_ids,
+            disk_bytes(placed) if placed else 0,
+            min((one.created_s for one in before), default=now_s),
+            now_s,
+            max(hits, default=0.0),
+        )
+        new = self._learn(known, blocks)
+        if placed:
+            self._write(Change([known], self._measured(blocks, new)))
+        self._replaced |= {one.head.id for one in before if placed or not one.path}
+        with suppress(StoreFull, StoreFailed):  # then the next that is forgotten takes them along
+            self._forget(())
+        return known
+
+    @_alone
+    def note(self, keys: Iterable[BlockKey]) -> None:
+        """Files of these blocks came or went: count what there is now."""
+        self._write(Change(blocks=self._measured([one for one in keys if one in self.kept.blocks])))
+
+    @_alone
     def settle(self, oldest_received: int) -> None:
         """No request is open any more that came before the deletion after this one."""
         self._deletions = [one for one in self._deletions if one.number > oldest_received]
 
-    def touch(self, head_id: str, now_s: float) -> None:
+    @_alone
+    def touch(self, head_id: str) -> None:
         """It was used. Raises StoreFailed."""
-        known = self.known[head_id]
-        with reported(known.path):
-            os.utime(known.path, (now_s, now_s))
-        self.known[head_id] = known._replace(last_used_s=now_s)
+        known, now_s = self.known[head_id], self.now_s()
+        hits = decayed_hits(known.hits, now_s - known.last_used_s) + 1
+        known = self.known[head_id] = known._replace(last_used_s=now_s, hits=hits)
+        if known.path is not None:
+            with reported(known.path):
+                os.utime(known.path)
+            self._write(Change([known]))
 
+    @_alone
+    def read(self, head_id: str) -> HeadFile:
+        """A head with its tokens.
+
+        Raises:
+            SlotMissing, SlotDamaged: there is nothing to be had of it; then it is gone.
+            StoreFailed: the system refuses.
+        """
+        try:
+            return _read(self.known[head_id])
+        except (SlotMissing, SlotDamaged):
+            self._forget([head_id])
+            raise
+
+    @_alone
     def fork(self, head_id: str, session: bytes, end: int) -> KnownHead:
         """A head of another session that has the first `end` tokens of this one.
 
         Raises:
-            SlotMissing, SlotDamaged, StoreFailed: the head cannot be read, or not be written.
+            SlotMissing, SlotDamaged, StoreFailed, StoreFull: the head cannot be read, or written.
         """
-        path = self.known[head_id].path
-        head, token_ids = read_head(path)
-        tensors = read_end(path) if end == head.num_tokens else []
+        head, token_ids = self.read(head_id)
         copy = msgspec.structs.replace(
             head,
             id=uuid4().hex,
@@ -197,174 +261,209 @@ class Heads:
             continues=b"",
             turns=tuple(one for one in head.turns if one.end <= end),
         )
-        staged = self.staging_path()
-        self._before_change()
-        write_head(staged, copy, token_ids[:end], tensors)
-        return self._put(staged, copy, token_ids[:end], self._blocks_of(copy, token_ids[:end]))
+        path, staged = self.known[head_id].path, None
+        if path is not None:
+            tensors = read_end(path) if end == head.num_tokens else []
+            staged = self.staging_path()
+            self._before_change()
+            write_head(staged, copy, token_ids[:end], tensors)
+        return self._publish(staged, copy, token_ids[:end], self._blocks_of(copy, token_ids[:end]))
+
+    @_alone
+    def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
+        """The head used last that has a turn of this name, and that turn."""
+        found = [(self.known[i], turn) for i, turn in self._turns.get(digest, {}).items()]
+        return max(found, key=lambda pair: pair[0].last_used_s, default=None)
 
     # Leaving
 
+    @_alone
     def delete(self, whom: Whom) -> list[BlockKey]:
-        """Delete these heads, those that are on their way too; the blocks that leave with them."""
+        """Delete these heads, those that are on their way too; the blocks that leave with them.
+
+        Raises:
+            StoreFailed: not all could be deleted; who asks again is told of what left before, too.
+        """
         self.number += 1
         self._deletions.append(Deletion(self.number, whom))
         return self._forget([i for i, one in self.known.items() if whom.means(one.head.owner)])
 
+    @_alone
     def delete_head(self, head_id: str) -> list[BlockKey]:
         """Delete a head that has no session, and what is on its way of its conversation."""
-        known = self.known[head_id]
         self.number += 1
+        known = self.known[head_id]
         with suppress(SlotDamaged, SlotMissing):
-            token_ids = read_head(known.path).token_ids
+            owner, token_ids = known.head.owner, _read(known).token_ids
             shared = self._num_shared(known, token_ids)
-            owner = known.head.owner
             self._deletions.append(Deletion(self.number, None, owner, token_ids, shared))
         return self._forget([head_id])
 
-    def expire(self, now_s: float) -> list[BlockKey]:
-        """Remove heads that nobody used for as long as they are kept; the blocks that leave."""
-        gone = [
-            head_id
-            for head_id, (head, _, _, _, last_used_s) in self.known.items()
-            if not head.is_pinned and head.ttl_s is not None and now_s - last_used_s > head.ttl_s
-        ]
-        return self._forget(gone)
+    @_alone
+    def expire(self, longer_s: float = 0.0) -> list[BlockKey]:
+        """Remove heads that nobody used for as long as they are kept and so much longer; the blocks
+        that leave. Raises StoreFailed.
+        """
+        return self._forget([one.head.id for one in self.idle(longer_s)])
 
+    @_alone
+    def idle(self, longer_s: float = 0.0) -> list[KnownHead]:
+        """Heads that nobody used for as long as they are kept and so much longer."""
+        now_s = self.now_s()
+        return [
+            one
+            for one in self.known.values()
+            if not one.head.is_pinned and one.head.ttl_s is not None
+            if now_s - one.last_used_s > one.head.ttl_s + longer_s
+        ]
+
+    @_alone
     def sweep(self, before_s: float) -> list[BlockKey]:
-        """Remove slots through which no head goes, and which were written before that time; these.
+        """Remove slots through which no head goes, and which were written before that time of the
+        wall clock; these.
 
         A worker that ends in the middle of a turn leaves them behind. A turn that goes on and found
         one of them there is told that it lacks it.
         """
-        found = [one for one in self._slots.found() if one not in self.owned]
-        return self._drop(one for one in found if self._slots.written_s(one) < before_s)
+        unowned = self._compare()
+        gone = [one for one in unowned if self.slots.written_s(one) < before_s]
+        self.unowned_bytes = sum(unowned.values()) - sum(unowned[one] for one in gone)
+        self._leave((one, Block(None)) for one in gone)
+        return self._drop()
 
-    def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
-        """The head used last that has a turn of this name, and that turn."""
-        turns = ((one, turn) for one in self.known.values() for turn in one.head.turns)
-        found = [pair for pair in turns if pair[1].digest == digest]
-        return max(found, key=lambda pair: pair[0].last_used_s, default=None)
+    @_alone
+    def remove_files(self, files: Iterable[BlockFile]) -> None:
+        """Have no files of blocks here; their names stay known. Raises StoreFailed."""
+        changed: list[BlockKey] = []
+        try:
+            for key, is_slot in files:
+                changed.append(key)
+                self.slots.remove_state(key)
+                if is_slot:
+                    self.slots.remove(key)
+        finally:
+            self.note(changed)
+
+    @_alone
+    def set_cold(self, key: BlockKey, sizes: Sizes, *, is_first: bool = False) -> None:
+        """The files of a block in the cold store take so much. Raises as `Index.write_first`."""
+        block = self.kept.blocks[key]
+        cold = block.sizes._replace(cold_slot=sizes.cold_slot, cold_state=sizes.cold_state)
+        if self.kept.measure(key, cold):
+            self._write(Change(blocks=[(key, block)]), is_first=is_first)
+
+    @_alone
+    def removed_cold(self, key: BlockKey) -> None:
+        """Nothing of a block is in the cold store any more."""
+        if self.left_cold.pop(key, None) is not None:
+            self._write(Change(gone_blocks=[key]))
+        if key in self.kept.blocks:
+            self.set_cold(key, Sizes())
 
     def _num_shared(self, known: KnownHead, token_ids: Sequence[int]) -> int:
         """How many of a head's first tokens any other of its owner has."""
-        owner, head_id = known.head.owner, known.head.id
         shared = 0
         for other in self.known.values():
-            if other.head.id == head_id or other.head.owner != owner:
-                continue
-            with suppress(SlotDamaged, SlotMissing):
-                theirs = read_head(other.path).token_ids
-                shared = max(shared, num_common(token_ids, theirs))
+            if other.head.id != known.head.id and other.head.owner == known.head.owner:
+                with suppress(SlotDamaged, SlotMissing):
+                    shared = max(shared, num_common(token_ids, _read(other).token_ids))
         return shared
 
     def _forget(self, head_ids: Iterable[str]) -> list[BlockKey]:
-        left: list[BlockKey] = []
+        """Remove heads, and what nothing else goes through. Of one that was replaced the next start
+        finds that it was: it need not be gone for good at once.
+        """
+        ids = {*head_ids}
         places: set[Path] = set()
-        for head_id in head_ids:
-            known = self.known[head_id]
-            self._before_change()
-            with reported(known.path):
-                known.path.unlink(missing_ok=True)
-            del self.known[head_id]
-            places.add(known.path.parent)
-            end = (known.head.owner, known.end)
-            if self._ends.get(end) == head_id:
-                del self._ends[end]
-            left += self._leave(known.last)
+        for head_id in ids | self._replaced:
+            known = self.known.get(head_id)
+            if known is not None and known.path is not None:
+                self._before_change()
+                with reported(known.path):
+                    known.path.unlink(missing_ok=True)
+                if head_id in ids:
+                    places.add(known.path.parent)
+                self._write(Change(gone_heads=[head_id]))
+            if known is not None:
+                self._unlearn(known)
         sync_directories(places)
         for place in places:
-            self._drop_empty(place)
-        return self._drop(left)
+            _drop_empty(place)
+        return self._drop()
 
-    def _leave(self, block: BlockKey | None) -> list[BlockKey]:
-        """A head, or a block, is behind this one no more; those through which none goes now, the
-        last one first.
+    def _leave(self, blocks: Iterable[tuple[BlockKey, Block]]) -> None:
+        """The files of these blocks are to go unless a head goes through them by then."""
+        for key, block in blocks:
+            self._leaving.setdefault(key, self.left_cold.get(key, block))
+
+    def _drop(self) -> list[BlockKey]:
+        """Remove the slots of blocks that no head goes through any more; those of which nobody has
+        anything now. What they have in the cold store goes later.
         """
         gone: list[BlockKey] = []
-        while block is not None:
-            owned = self.owned[block]
-            owned.num_behind -= 1
-            if owned.num_behind:
-                break
-            del self.owned[block]
-            gone.append(block)
-            block = owned.above
-        return gone
+        cold: list[tuple[BlockKey, Block]] = []
+        try:
+            for key, block in list(self._leaving.items()):
+                if key not in self.kept.blocks:
+                    self.slots.remove(key)
+                    gone.append(key)
+                    if block.sizes.cold:
+                        block.sizes = block.sizes._replace(slot=0, state=0)
+                        cold.append((key, block))
+                del self._leaving[key]
+        finally:
+            self.left_cold |= dict(cold)
+            self._write(Change(blocks=cold, gone_blocks={*gone} - {key for key, _ in cold}))
+        return [one for one in gone if one not in self.told.blocks]
 
-    def _drop_empty(self, place: Path) -> None:
-        with suppress(OSError):  # another head is there
-            place.rmdir()
-            place.parent.rmdir()
+    # What is known
 
-    def _drop(self, blocks: Iterable[BlockKey]) -> list[BlockKey]:
-        """Remove the slots of those through which no head goes; these."""
-        gone = [one for one in dict.fromkeys(blocks) if one not in self.owned]
-        for one in gone:
-            self._slots.remove(one)
-        return gone
+    def _learn(self, known: KnownHead, blocks: Sequence[BlockKey]) -> list[BlockKey]:
+        """Have this head, in the place of one of its id; those blocks that nobody owned before."""
+        tree = self.kept if known.path else self.told
+        new = tree.own(blocks, known.head.block_ms)
+        for key in new if known.path else ():
+            left = self.left_cold.pop(key, NO_BLOCK)
+            tree.measure(key, self._leaving.pop(key, left).sizes)
+        self._add(known)
+        return new
 
-    # Starting
+    def _add(self, known: KnownHead) -> None:
+        if (before := self.known.get(known.head.id)) is not None:
+            self._unlearn(before)
+        self.known[known.head.id] = known
+        self._ends[known.head.owner, known.end] = known.head.id
+        for turn in known.head.turns:
+            self._turns.setdefault(turn.digest, {})[known.head.id] = turn
 
-    def _recover(self) -> None:
-        for path in self._folder.glob(f"{TEMPORARY}*"):
-            if is_abandoned(path.name):
-                path.unlink(missing_ok=True)
-        for path in list(self._folder.glob(f"*/*/*{SUFFIX}")):
-            try:
-                head, token_ids = read_head(path)
-            except (SlotForeign, SlotMissing):
-                continue
-            except SlotDamaged:
-                self._before_change()
-                path.unlink()
-                continue
-            self._learn(head, token_ids, self._blocks_of(head, token_ids), path)
-        for place in list(self._folder.glob("*/*")):
-            self._drop_empty(place)
-        self._finish_replacing()
-        self.sweep(before_s=math.inf)
+    def _unlearn(self, known: KnownHead) -> None:
+        head = known.head
+        del self.known[head.id]
+        if self._ends.get((head.owner, known.end)) == head.id:
+            del self._ends[head.owner, known.end]
+        for turn in head.turns:
+            heads = self._turns[turn.digest]
+            heads.pop(head.id, None)
+            if not heads:
+                del self._turns[turn.digest]
+        self._replaced.discard(head.id)
+        self._leave((self.kept if known.path else self.told).leave(known.last))
 
-    def _finish_replacing(self) -> None:
-        """Remove heads whose successors were published right before the end."""
-        for known in list(self.known.values()):
-            before = self._ends.get((known.head.owner, known.head.continues))
-            if before is not None and before != known.head.id:
-                self._forget([before])
+    def _measured(
+        self, keys: Iterable[BlockKey], new: Iterable[BlockKey] = ()
+    ) -> list[tuple[BlockKey, Block]]:
+        """Look at the files of these blocks: those that are new, or of which something changed."""
+        changed = dict.fromkeys(new)
+        for key in keys:
+            slot, state = self.slots.disk_bytes(key)
+            sizes = self.kept.blocks[key].sizes._replace(slot=slot, state=state)
+            if self.kept.measure(key, sizes):
+                changed[key] = None
+        return [(key, self.kept.blocks[key]) for key in changed]
 
-    def _put(
-        self, staged: Path, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey]
-    ) -> KnownHead:
-        place = _place(self._folder, self._last_of(head, blocks))
-        path = place / f"{head.id}{SUFFIX}"
-        make_directory(place)
-        self._before_change()
-        with reported(path):
-            staged.replace(path)
-        sync_directories([place])
-        return self._learn(head, token_ids, blocks, path)
-
-    def _learn(
-        self, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey], path: Path
-    ) -> KnownHead:
-        chain = self._chain_of(head.model)
-        rest = token_ids[len(blocks) * chain.block_size :]
-        end = chain.end_hash(self._last_of(head, blocks).name, rest)
-        last = blocks[-1] if blocks else None
-        known = KnownHead(head, path, last, end, path.stat().st_mtime)
-        self.known[head.id] = known
-        self._ends[head.owner, end] = head.id
-        self._own(blocks)
-        return known
-
-    def _own(self, blocks: Sequence[BlockKey]) -> None:
-        """One more head goes through these, each behind the one before it."""
-        for number in range(len(blocks) - 1, -1, -1):
-            block = blocks[number]
-            is_new = block not in self.owned
-            owned = self.owned.setdefault(block, _Owned(blocks[number - 1] if number else None))
-            owned.num_behind += 1
-            if not is_new:
-                break
+    def _write(self, change: Change, *, is_first: bool = False) -> None:
+        if self._index is not None and any(change):
+            (self._index.write_first if is_first else self._index.write)(change)
 
     def _blocks_of(self, head: Head, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
         names = self._chain_of(head.model).block_hashes(token_ids, root=head.owner.root)
@@ -374,3 +473,121 @@ class Heads:
         """Its last whole block, or where its names begin."""
         root = BlockKey(head.model, head.owner.root or self._chain_of(head.model).root)
         return blocks[-1] if blocks else root
+
+    def _end_of(self, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey]) -> bytes:
+        chain = self._chain_of(head.model)
+        rest = token_ids[len(blocks) * chain.block_size :]
+        return chain.end_hash(self._last_of(head, blocks).name, rest)
+
+    def _on_disk(self) -> Path:
+        if self._folder is None:
+            raise StoreFailed("nothing is kept on disk")
+        return self._folder
+
+    def _place(self, staged: Path, head: Head, blocks: Sequence[BlockKey]) -> Path:
+        """Have a staged head under its name."""
+        place = head_folder(self._on_disk(), self._last_of(head, blocks))
+        path = place / f"{head.id}{SUFFIX}"
+        make_directory(place)
+        self._before_change()
+        with reported(path):
+            staged.replace(path)
+        try:
+            sync_directories([place])
+        except StoreFailed:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    # Starting
+
+    def _recover(self, folder: Path, index: Index) -> None:
+        """Have what the files say; rows that say otherwise are mended."""
+        for path in folder.glob(f"{TEMPORARY}*"):
+            if is_abandoned(path.name):
+                path.unlink(missing_ok=True)
+        rows, blocks = index.load()
+        self.kept.fill(blocks)
+        told = {one.head.id: one for one in rows}
+        paths = {path.name.removesuffix(SUFFIX): path for path in folder.glob(f"*/*/*{SUFFIX}")}
+        unread: list[Path] = []
+        for head_id, path in paths.items():
+            row = told.get(head_id)
+            is_known = row is not None and row.num_bytes == disk_bytes(path)
+            if row is None or not is_known or not self.kept.is_whole(row.last):
+                unread.append(path)
+                continue
+            self.kept.join(row.last)
+            self._add(row._replace(path=path))
+        self._write(Change(gone_heads=told.keys() - paths.keys()))
+        for path in unread:
+            self._read_anew(path, told.get(path.name.removesuffix(SUFFIX)))
+        for place in list(folder.glob("*/*")):
+            _drop_empty(place)
+        for key, block in [one for one in self.kept.blocks.items() if not one[1].num_behind]:
+            self.kept.remove(key)
+            self._leave([(key, block)])
+        self._finish_replacing()
+        self._leave((one, Block(None)) for one in self._compare())
+        self._drop()
+
+    def _read_anew(self, path: Path, row: KnownHead | None) -> None:
+        """Have a head of which the rows say too little."""
+        try:
+            head, token_ids = read_head(path)
+        except (SlotForeign, SlotMissing):
+            return
+        except SlotDamaged:
+            self._before_change()
+            path.unlink()
+            self._write(Change(gone_heads=[path.name.removesuffix(SUFFIX)]))
+            return
+        blocks, now_s = self._blocks_of(head, token_ids), self.now_s()
+        end = self._end_of(head, token_ids, blocks)
+        last, num_bytes = blocks[-1] if blocks else None, disk_bytes(path)
+        times = (row.created_s, row.last_used_s, row.hits) if row else (now_s, now_s, 0.0)
+        known = KnownHead(head, last, end, path, (), num_bytes, *times)
+        new = self._learn(known, blocks)
+        self._write(Change([known], [(one, self.kept.blocks[one]) for one in new]))
+
+    def _compare(self) -> dict[BlockKey, int]:
+        """Count what there is of slots; those without a head, and what they take."""
+        found = self.slots.found()
+        changed: list[tuple[BlockKey, Block]] = []
+        for key, block in self.kept.blocks.items():
+            sizes = found.get(key, (0, 0))
+            if sizes != block.sizes[:2]:
+                self.kept.measure(key, Sizes(*sizes, *block.sizes[2:]))
+                changed.append((key, block))
+        self._write(Change(blocks=changed))
+        return {key: sum(sizes) for key, sizes in found.items() if key not in self.kept.blocks}
+
+    def _finish_replacing(self) -> None:
+        """Remove heads whose successors were published right before the end."""
+        for known in list(self.known.values()):
+            before = self._ends.get((known.head.owner, known.head.continues))
+            if before is not None and before != known.head.id:
+                self._replaced.add(before)
+        self._forget(())
+
+
+def _read_staged(staged: Path | HeadFile) -> HeadFile:
+    if isinstance(staged, HeadFile):
+        return staged
+    try:
+        return read_head(staged)
+    except SlotDamaged:
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def _read(known: KnownHead) -> HeadFile:
+    if known.path is None:
+        return HeadFile(known.head, known.token_ids)
+    return read_head(known.path)
+
+
+def _drop_empty(place: Path) -> None:
+    with suppress(OSError):  # another head is there
+        place.rmdir()
+        place.parent.rmdir()

@@ -83,10 +83,10 @@ def write(path: Path, kind: str, about: bytes, tensors: Sequence[Tensor]) -> int
 
 
 class KvFile:
-    """An open file whose front is as it was written."""
+    """An open file, of that descriptor, whose front is as it was written."""
 
     def __init__(self, fd: int, front: Front) -> None:
-        self._fd = fd
+        self.fd = fd
         self.front = front
 
     def read(
@@ -105,7 +105,7 @@ class KvFile:
             if names is not None and entry.name not in names:
                 continue
             start = self.front.payload_start + entry.start
-            reader, data = ReaderInPlace(self._fd, start), into(entry.num_bytes)
+            reader, data = ReaderInPlace(self.fd, start), into(entry.num_bytes)
             reader.target = data
             for _ in reader.take(entry.num_bytes):
                 pass
@@ -162,6 +162,19 @@ def _around_digest(kind: str) -> tuple[int, int]:
 
 
 def _unpack(kind: str, front: bytes, file_bytes: int) -> Front:
+    found = unpack_front(kind, front)
+    if found.file_bytes != file_bytes:
+        raise SlotDamaged(f"{file_bytes} bytes instead of {found.file_bytes}")
+    return found
+
+
+def unpack_front(kind: str, front: bytes) -> Front:
+    """What everything before the payload says.
+
+    Raises:
+        SlotForeign: it is of another format version.
+        SlotDamaged: it is not what it was, or never was such a file.
+    """
     try:
         parts = msgspec.json.decode(front[_LENGTH_BYTES:], type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(parts.pop(METADATA), type=_Metadata)
@@ -181,6 +194,4 @@ def _unpack(kind: str, front: bytes, file_bytes: int) -> Front:
     found = Front(about, entries, checksums, len(front))
     if len(checksums) != len(entries) or _pack(kind, about, entries, checksums) != front:
         raise SlotDamaged("the header is not as it was written")
-    if found.file_bytes != file_bytes:
-        raise SlotDamaged(f"{file_bytes} bytes instead of {found.file_bytes}")
     return found

@@ -10,7 +10,7 @@ named in one step, who has the same writes the same, and who has opened one read
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -101,15 +101,34 @@ class Slots:
     ) -> int | None:
         if path.is_file():
             return None
-        if not path.parent.is_dir():
-            make_directory(path.parent)
+        staged = self.staging_path(path)
         self._before_change()
-        staged = path.with_name(temp_name(path.name.removesuffix(SUFFIX)))
         num_bytes = write(staged, kind, msgspec.json.encode(about), tensors)
         self._before_change()
         with reported(path):
             staged.replace(path)
         return num_bytes
+
+    def staging_path(self, path: Path) -> Path:
+        """Where a file is made before it is named `path`."""
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        return path.with_name(temp_name(path.name.removesuffix(SUFFIX)))
+
+    def take(self, key: BlockKey, staged: Path, *, is_state: bool) -> bool:
+        """Have the slot of a block, or its states, from a staged file, durably; False where that is
+        not as it was written. Raises StoreFailed.
+        """
+        slot = self._read(key, staged, STATE if is_state else SLOT)
+        if slot is None:
+            self._unlink(staged)
+            return False
+        self._before_change()
+        path = self.state_path(key) if is_state else self.path(key)
+        with reported(path):
+            staged.replace(path)
+        self.sync([key.model])
+        return True
 
     def sync(self, models: Sequence[bytes]) -> None:
         """Make the names of slots durable that were put before. Raises StoreFailed."""
@@ -159,19 +178,20 @@ class Slots:
             with suppress(FileNotFoundError), reported(path):
                 path.unlink()
 
-    def found(self) -> Iterator[BlockKey]:
-        """All that are there, without opening them; unfinished files of dead processes go."""
+    def found(self) -> dict[BlockKey, tuple[int, int]]:
+        """All that are there, without opening them, and what their slots and states take of the
+        disk; unfinished files of dead processes go.
+        """
+        found: dict[BlockKey, tuple[int, int]] = {}
         with suppress(FileNotFoundError), os.scandir(self._root) as folders:
             for folder in folders:
-                yield from self._found_in(folder)
+                self._find_in(folder, found)
+        return found
 
-    def num_bytes(self, key: BlockKey) -> int:
-        """What its files take; 0 without any."""
-        num_bytes = 0
-        for path in (self.path(key), self.state_path(key)):
-            with suppress(FileNotFoundError):
-                num_bytes += path.stat().st_size
-        return num_bytes
+    def disk_bytes(self, key: BlockKey) -> tuple[int, int]:
+        """What its slot and its states take of the disk; 0 without any."""
+        path = f"{self._root}/{key.model.hex()}/{key.name.hex()}"
+        return _disk_bytes(path + SUFFIX), _disk_bytes(path + STATE_SUFFIX)
 
     def written_s(self, key: BlockKey) -> float:
         """When its file was written, by the wall clock; 0 without one."""
@@ -179,7 +199,7 @@ class Slots:
             return self.path(key).stat().st_mtime
         return 0.0
 
-    def _found_in(self, folder: os.DirEntry[str]) -> Iterator[BlockKey]:
+    def _find_in(self, folder: os.DirEntry[str], found: dict[BlockKey, tuple[int, int]]) -> None:
         model = _bytes_of(folder.name)
         if model is None or not folder.is_dir(follow_symlinks=False):
             return
@@ -187,9 +207,20 @@ class Slots:
             for entry in entries:
                 name = _bytes_of(entry.name.partition(".")[0])
                 if name is not None:
-                    yield BlockKey(model, name)
+                    key = BlockKey(model, name)
+                    slot, state = found.get(key, (0, 0))
+                    is_state = entry.name.endswith(STATE_SUFFIX)
+                    num_bytes = _disk_bytes(entry.path)
+                    found[key] = (slot, num_bytes) if is_state else (num_bytes, state)
                 elif entry.name.startswith(TEMPORARY) and is_abandoned(entry.name):
                     Path(entry).unlink(missing_ok=True)
+
+
+def _disk_bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _bytes_of(text: str) -> bytes | None:
