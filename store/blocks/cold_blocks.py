@@ -50,8 +50,8 @@ class ColdBlocks:
                 slot = sizes.slot if is_slot else 0
                 cold = Sizes(0, 0, slot or sizes.cold_slot, sizes.state or sizes.cold_state)
                 self._heads.set_cold(key, cold, is_first=True)
-            state = self._put(key, is_state=True) if sizes.state else sizes.cold_state
-            slot = self._put(key, is_state=False) if slot else sizes.cold_slot
+            state = (sizes.state and self._put(key, is_state=True)) or sizes.cold_state
+            slot = (slot and self._put(key, is_state=False)) or sizes.cold_slot
         except StoreError:
             return False
         with self._heads.lock:
