@@ -8,6 +8,7 @@ workers do within their allowances.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
@@ -137,10 +138,10 @@ class Room:
         if self._cold is not None:
             with self._heads.lock:
                 idle = {one.head.id for one in self._heads.idle()}
-                used = self._users(i for i in self._heads.known if i not in idle)
-                resting = [i for i, one in self._heads.kept.blocks.items() if one.sizes.warm]
-            for key in resting:
-                if key not in used and not self._cold.demote(BlockFile(key)):
+                used = self._users(self._heads.known.keys() - idle)
+                resting = self._chosen(sys.maxsize, used) if idle else []
+            for file in resting:
+                if not self._cold.demote(file):
                     break
             self._keep_cold(self._cold)
         self._make(0)
@@ -165,24 +166,29 @@ class Room:
 
     def _evict(self, num_bytes: int, needed: Collection[BlockKey]) -> None:
         """Have what is worth least leave the fast disk, later blocks before earlier ones."""
-        with self._heads.lock:
-            files, candidates = self._candidates(needed)
-            chosen = choose(candidates, num_bytes, self._heads.now_s())
+        chosen = self._chosen(num_bytes, needed)
         if self._cold is None:
-            self._heads.remove_files(files[one] for one in chosen)
+            self._heads.remove_files(chosen)
             return
-        for file in (files[one] for one in chosen):
+        for file in chosen:
             if not self._cold.demote(file):
                 self._heads.remove_files([file])
 
     def _keep_cold(self, cold: ColdBlocks) -> None:
         cold.finish()
+        excess = self._heads.kept.cold_bytes - self._limits.cold_bytes
+        for file in self._chosen(excess, (), is_cold=True):
+            cold.remove(file.key)
+
+    def _chosen(
+        self, num_bytes: int, needed: Collection[BlockKey], *, is_cold: bool = False
+    ) -> list[BlockFile]:
+        """What leaves the fast disk, or the cold store, for so many bytes, in this order."""
+        if num_bytes <= 0:
+            return []
         with self._heads.lock:
-            excess = self._heads.kept.cold_bytes - self._limits.cold_bytes
-            files, candidates = self._candidates((), is_cold=True)
-            chosen = choose(candidates, excess, self._heads.now_s())
-        for one in chosen:
-            cold.remove(files[one].key)
+            files, candidates = self._candidates(needed, is_cold=is_cold)
+            return [files[one] for one in choose(candidates, num_bytes, self._heads.now_s())]
 
     def _users(self, head_ids: Iterable[str]) -> dict[BlockKey, KnownHead]:
         """The blocks on disk that these heads go through, and the pinned head, or else the one used
