@@ -176,7 +176,8 @@ class Heads:
             if path is not None:
                 path.unlink()
                 self._leave((one, Block(None)) for one in blocks)
-                self._drop()
+                with suppress(StoreFull, StoreFailed):  # what stays goes with what leaves next
+                    self._drop()
             return None
         new = [one for one in blocks if one not in self.kept.blocks]
         known = self._publish(path, head, token_ids, blocks)
@@ -206,7 +207,7 @@ class Heads:
         if placed:
             self._write(Change([known], self._measured(blocks, new)))
         self._replaced |= {one.head.id for one in before if placed or not one.path}
-        with suppress(StoreFull, StoreFailed):  # then the next that is forgotten takes them along
+        with suppress(StoreFull, StoreFailed):  # they go with what is forgotten next
             self._forget(())
         return known
 

@@ -394,6 +394,7 @@ class Machine(RuleBasedStateMachine):
                 self.lost_slots |= left
             self.survives(lambda: self.check_known(one))
         elif is_answered:
+            self.survives(lambda: self.heads.sweep(before_s=0.0) and None)  # where it was full
             assert answers == [None]
             assert one.conversation in self.deleted or self.begins_like_a_deleted(one)
 
@@ -573,7 +574,8 @@ class Machine(RuleBasedStateMachine):
             with self.evicting():
                 self.room.keep()
 
-        self.survives(work)
+        if not self.survives(work):
+            self.survives(work)
         gone = before - {*self.heads.known}
         lives_s = TTL_S + (COLD_TTL_S if self.cold else 0.0)
         for one in [one for one in self.kept if self.head_ids[one] in gone]:
@@ -734,6 +736,7 @@ class Machine(RuleBasedStateMachine):
         tree = self.heads.kept
         known = {key: (block.above, block.sizes) for key, block in tree.blocks.items()}
         left = {key: (block.above, block.sizes) for key, block in self.heads.left_cold.items()}
+        blocks = {key: one for key, one in blocks.items() if key not in self.heads._leaving}
         assert {key: (block.above, block.sizes) for key, block in blocks.items()} == {
             **known,
             **left,
