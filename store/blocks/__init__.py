@@ -5,7 +5,7 @@ the model and the tenant; on disk it is a *slot*, one immutable file of that nam
 conversation as it stood when a turn ended, one small file. A block stays for as long as a head goes
 through it, or until room is needed.
 
-Five invariants, which every function here keeps:
+Eight invariants, which every function here keeps:
 
 1. A slot is never wrong: it is whole and as it was written, or it is a miss.
 2. A head is there from the one rename that publishes it until the one unlink that removes it.
@@ -14,4 +14,8 @@ Five invariants, which every function here keeps:
 4. Who has the same content writes the same file: nobody asks who wrote it.
 5. A deletion has a number. A head whose request came before it, and which is of what was deleted,
    is turned away.
+6. Rows follow the files: after a start they say the same, and without the index nothing is lost
+   but when and how often a head was used. Only of what is in the cold store the row comes first.
+7. What is there and what workers may still write is never more than the cap.
+8. A slot leaves for want of room only after all that is behind it, and never under a pinned head.
 """

@@ -163,7 +163,7 @@ class Heads:
 
         Its request came when the last deletion had the number `received`. It replaces the head of
         its owner that it goes on from, and one that ends where it ends; but a head in memory does
-        not replace one on disk. Told with its tokens it is in memory only.
+        not replace one on disk, nor any a pinned one. Told with its tokens it is in memory only.
 
         Raises:
             SlotMissing, SlotDamaged: it is not as it was staged; then it is gone.
@@ -190,6 +190,7 @@ class Heads:
         end, now_s = self._end_of(head, token_ids, blocks), self.now_s()
         ids = {self._ends.get((head.owner, one)) for one in (head.continues, end)} - {head.id}
         before = [self.known[one] for one in ids if one is not None]
+        before = [one for one in before if head.is_pinned or not one.head.is_pinned]
         placed = None if path is None else self._place(path, head, blocks)
         hits = [decayed_hits(one.hits, now_s - one.last_used_s) + 1 for one in before]
         known = KnownHead(

@@ -22,7 +22,14 @@ from uuid import uuid4
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from migrations.run import upgrade_kv
 from store.block_names import HashChain, pack_ids
@@ -544,9 +551,13 @@ class Machine(RuleBasedStateMachine):
         self.database.checkpoint().result()
         self.old_index = path.read_bytes()
 
-    @rule(seconds=st.sampled_from([1.0, 60.0, 150.0, 400.0]))
-    def wait(self, seconds: float) -> None:
+    @rule(
+        seconds=st.sampled_from([1.0, 60.0, 150.0, 400.0]),
+        fuse=st.none() | st.none() | st.integers(0, 6),
+    )
+    def wait(self, seconds: float, fuse: int | None) -> None:
         self.wait_for(seconds)
+        self.fuse = fuse if self.fuse is None else self.fuse
         self.keep_house()
 
     def wait_for(self, seconds: float) -> None:
@@ -585,13 +596,18 @@ class Machine(RuleBasedStateMachine):
             if all(one != each.conversation for each in self.flight):
                 self.expired.add(one)
 
-    @rule(share=st.sampled_from([0.1, 0.5, 1.0]), is_meant=RARELY | st.booleans())
-    def make_way(self, share: float, is_meant: bool) -> None:
+    @rule(
+        share=st.sampled_from([0.1, 0.5, 1.0]),
+        is_meant=RARELY | st.booleans(),
+        fuse=st.none() | st.none() | st.integers(0, 6),
+    )
+    def make_way(self, share: float, is_meant: bool, fuse: int | None) -> None:
         """The cap is lowered for a moment: what is worth least leaves."""
         limits = self.room._limits
         used_bytes = self.heads.kept.warm_bytes
         if not is_meant or not used_bytes:
             return
+        self.fuse = fuse if self.fuse is None else self.fuse
         self.room._limits = limits._replace(warm_bytes=int(self.room.used_bytes() * (1 - share)))
 
         def work() -> None:
@@ -783,12 +799,10 @@ class Machine(RuleBasedStateMachine):
         if not self.heads._replaced:
             assert set(self.heads.kept.blocks) == owned
         if self.has_compared_cold:
-            packed = {
-                cold_id(key, is_state=is_state)
-                for key in {*self.heads.kept.blocks, *self.heads.left_cold}
-                for is_state in (False, True)
-            }
-            assert {name.hex() for name in self.cold_names()} <= packed
+            cold = [*self.heads.kept.blocks.items(), *self.heads.left_cold.items()]
+            slots = {cold_id(key, is_state=False) for key, one in cold if one.sizes.cold_slot}
+            states = {cold_id(key, is_state=True) for key, one in cold if one.sizes.cold_state}
+            assert {name.hex() for name in self.cold_names()} <= slots | states
         if not self.flight:
             assert set(self.slots.found()) <= set(self.heads.kept.blocks)
 
@@ -814,3 +828,10 @@ TestHeads.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_heads_for_long():
+    many = settings(TestHeads.settings, max_examples=5000, phases=[Phase.generate])
+    run_state_machine_as_test(Machine, settings=many)
