@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
