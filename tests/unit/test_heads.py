@@ -221,7 +221,7 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "database"):
             self.database.close()
 
-    def survives(self, work: Callable[[], None]) -> bool:
+    def survives(self, work: Callable[[], object]) -> bool:
         """Do it; where it is killed there is a start, and where the disk is full that is all."""
         try:
             work()
@@ -402,7 +402,7 @@ class Machine(RuleBasedStateMachine):
                 self.lost_slots |= left
             self.survives(lambda: self.check_known(one))
         elif is_answered:
-            self.survives(lambda: self.heads.sweep(before_s=0.0) and None)  # where it was full
+            self.survives(lambda: self.heads.sweep(before_s=0.0))  # where it was full
             assert answers == [None]
             assert one.conversation in self.deleted or self.begins_like_a_deleted(one)
 
@@ -698,7 +698,7 @@ class Machine(RuleBasedStateMachine):
             path.unlink()  # the byte is in what only its reader looks at
         while path.exists():
             with suppress(SlotDamaged, SlotMissing):
-                self.survives(lambda: self.heads.read(self.head_ids[conversation]) and None)
+                self.survives(lambda: self.heads.read(self.head_ids[conversation]))
         self.open()
 
     def spoil(self, path: Path, data: st.DataObject, *, is_removed: bool = False) -> None:
