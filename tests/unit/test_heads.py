@@ -583,7 +583,7 @@ class Machine(RuleBasedStateMachine):
         before = {*self.heads.known}
 
         def work() -> None:
-            with self.evicting():
+            with self.evicting(None if self.cap_bytes == TIGHT_BYTES else False):
                 self.room.keep()
 
         if not self.survives(work):
@@ -631,7 +631,7 @@ class Machine(RuleBasedStateMachine):
         self.room._limits = limits._replace(cold_bytes=self.heads.kept.cold_bytes // 2)
 
         def work() -> None:
-            with self.evicting():
+            with self.evicting(may_lose=True):
                 assert self.cold_blocks is not None
                 self.room._keep_cold(self.cold_blocks)
 
@@ -639,17 +639,23 @@ class Machine(RuleBasedStateMachine):
         self.room._limits = limits
 
     @contextmanager
-    def evicting(self) -> Generator[None]:
-        """Slots may leave; what leaves is behind all of a conversation that stays."""
-        had = self.names("slots") | self.cold_names()
+    def evicting(self, may_lose: bool | None = None) -> Generator[None]:
+        """Slots may leave; what leaves is behind all of a conversation that stays. Where there is a
+        cold store that takes them none is lost.
+        """
+        if may_lose is None:
+            may_lose = self.cold is None or self.cold.is_away or self.full is not None
+        had = self.slot_names() | self.cold_names()
         counted = {key.name for key, one in self.heads.kept.blocks.items() if one.sizes.slot}
-        warm = self.names("slots") & counted
+        warm = self.slot_names() & counted
         try:
             yield
         finally:
-            there = self.names("slots")
-            has = there | self.cold_names()
-            self.lost_slots |= had - has
+            there = self.slot_names()
+            lost = had - there - self.cold_names() - self.lost_slots
+            owned = {key.name for key in self.heads.kept.blocks}
+            assert may_lose or not lost & owned, "there was room for what is lost"
+            self.lost_slots |= lost
             for one in self.kept:
                 names = CHAIN.block_hashes(self.said[one])
                 gone = [number for number, name in enumerate(names) if name in warm - there]
@@ -657,8 +663,8 @@ class Machine(RuleBasedStateMachine):
                 behind = {*names[gone[0] :]} if gone else set[bytes]()
                 assert not behind & there & warm, "later positions go first"
 
-    def names(self, folder: str) -> set[bytes]:
-        return {bytes.fromhex(path.name.partition(".")[0]) for path in self.files(folder)}
+    def slot_names(self) -> set[bytes]:
+        return {bytes.fromhex(path.stem) for path in self.files("slots") if len(path.stem) == 32}
 
     def cold_names(self) -> set[bytes]:
         """All ids in the cold store: those of slots are the names of their blocks."""
@@ -730,7 +736,7 @@ class Machine(RuleBasedStateMachine):
             kept = CHAIN.block_hashes(self.said[one.conversation])
             gone = self.lost_slots
             if self.cap_bytes == TIGHT_BYTES or (self.cold and self.cold.is_away):
-                gone = gone | (self.cold_names() - self.names("slots"))
+                gone = gone | (self.cold_names() - self.slot_names())
             least = next((n for n, name in enumerate(kept) if name in gone), len(kept))
             assert whole >= least, "what was kept is lost by nobody else's doing"
 

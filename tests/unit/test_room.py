@@ -529,3 +529,44 @@ def test_what_is_deleted_while_it_is_demoted_does_not_stay(
     store.room.keep()
     assert [*cold.slots()] == []
     assert store.there(tokens) == []
+
+
+def test_a_damaged_slot_is_still_had_from_the_cold_store(with_cold: tuple[Store, Cold]):
+    store, cold = with_cold
+    tokens = tokens_of(1, 1)
+    (key,) = keys_of(tokens)
+    store.turn(tokens, ttl_s=100.0)
+    store.seconds += 101
+    store.room.keep()
+    store.room.bring([key])
+    path = store.slots.path(key)
+    path.write_bytes(path.read_bytes()[:-1])
+    store.room.keep()
+    assert store.tiers(tokens) == ["cold"]
+    assert store.room.bring([key]) == [key]
+    store.heads.delete(Whom())
+    store.room.keep()
+    assert [*cold.slots()] == []
+
+
+def test_a_kill_right_after_something_is_put_leaves_a_row_of_it(
+    with_cold: tuple[Store, Cold], monkeypatch: pytest.MonkeyPatch
+):
+    store, cold = with_cold
+    tokens = tokens_of(1, 1)
+    store.turn(tokens, ttl_s=100.0)
+    store.seconds += 101
+    put = cold.put
+
+    def put_and_die(slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
+        put(slot_id, chunks)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cold, "put", put_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        store.room.keep()
+    store.open()
+    assert store.tiers(tokens) == ["warm"]
+    store.heads.delete(Whom())
+    store.room.keep()
+    assert [*cold.slots()] == []
