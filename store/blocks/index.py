@@ -21,7 +21,7 @@ from store.blocks.head_file import Head, KnownHead, Owner, Turn
 from store.blocks.slots import BlockKey
 from store.blocks.tree import Block, Sizes
 from store.database import Database
-from store.errors import StoreError
+from store.errors import IndexDamaged, StoreError
 
 _HEADS = """
 SELECT h.id, m.hash, asked, session, root, num_tokens, continues, turns, ttl_s, is_pinned, block_ms,
@@ -76,10 +76,16 @@ class Index:
     def load(self) -> tuple[list[KnownHead], dict[BlockKey, Block]]:
         """All heads, as if they were in memory only, and all blocks, as if no head went through.
 
+        Where SQLite finds damage there are none: the next start sets the file aside.
+
         Raises:
-            StoreFailed, IndexDamaged: it cannot be read.
+            StoreFailed: it cannot be read.
         """
-        return self._database.read(_load)
+        try:
+            return self._database.read(_load)
+        except IndexDamaged as error:
+            log.warning("index_damaged", error=str(error))
+            return [], {}
 
     def write(self, change: Change) -> None:
         """Have these rows soon. Nothing fails if that does not come to be."""

@@ -17,11 +17,12 @@ from store.block_names import HashChain
 from store.blocks.cold_blocks import ColdBlocks, cold_id
 from store.blocks.head_file import Head, HeadFile, KnownHead, Owner, Turn, write_head
 from store.blocks.heads import BlockFile, Heads, Whom
-from store.blocks.index import Index
+from store.blocks.index import Change, Index
 from store.blocks.kv_file import Tensor
 from store.blocks.room import MAX_STATES, Limits, Room, file_bytes
 from store.blocks.slots import BlockKey, SlotAbout, Slots
 from store.blocks.tables import KvTable
+from store.blocks.tree import Block
 from store.cold import ColdDirectory, ColdSlot
 from store.database import Database
 from store.disk import bytes_below
@@ -212,6 +213,27 @@ def test_without_its_index_a_store_has_all_but_the_times(store: Store, damage: s
     found = store.heads.known[known.head.id]
     assert found == known._replace(created_s=now_s, last_used_s=now_s)
     assert store.tiers(tokens_of(1, 3)) == ["warm"] * 3
+
+
+def test_damage_that_is_found_late_costs_the_rows_only(store: Store):
+    known = store.turn(tokens_of(1, 3))
+    many = [(BlockKey(MODEL, b"%016d" % number), Block(None)) for number in range(20_000)]
+    store.index.write(Change(blocks=many))
+    store.index.flush()
+    store.close()
+    path = store.root / "index"
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] + b"\xff" * (len(content) - half))
+    store.open()
+    assert store.heads.known[known.head.id].head == known.head
+    assert store.tiers(tokens_of(1, 3)) == ["warm"] * 3
+    other = store.turn(tokens_of(2, 3), b"t")
+    store.open()
+    assert {*store.heads.known} == {known.head.id, other.head.id}
+    assert store.there(tokens_of(1, 3)) == store.there(tokens_of(2, 3)) == [0, 1, 2]
+    store.index.flush()
+    assert len(store.index.load()[1]) == 6
 
 
 def test_rows_are_mended_by_a_start(store: Store):
