@@ -592,3 +592,16 @@ def test_a_kill_right_after_something_is_put_leaves_a_row_of_it(
     store.heads.delete(Whom())
     store.room.keep()
     assert [*cold.slots()] == []
+
+
+def test_what_rests_stays_here_while_the_cold_store_is_away(with_cold: tuple[Store, Cold]):
+    store, cold = with_cold
+    tokens = tokens_of(1, 3)
+    store.turn(tokens, ttl_s=100.0)
+    store.seconds += 101
+    cold.is_away = True
+    assert store.room.keep() == []
+    assert store.there(tokens) == [0, 1, 2]
+    cold.is_away = False
+    store.room.keep()
+    assert store.tiers(tokens) == ["cold"] * 3
