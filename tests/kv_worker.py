@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache
 
+from migrations.run import upgrade_kv
 from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
 from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.tiers import Disk, Tiers, folders
@@ -38,9 +39,12 @@ from runtime.kv_messages import (
 from store.block_names import HashChain
 from store.blocks.head_file import read_head
 from store.blocks.heads import Heads, Whom
+from store.blocks.index import Index
 from store.blocks.slots import Slots
 from store.errors import SlotMissing
+from store.file_kinds import KV
 from store.keyed_names import Asker, conversation_key
+from store.opening import open_database
 from tests.waiting import PATIENCE_S
 
 BLOCK = 4
@@ -155,7 +159,10 @@ class KvWorker:
     def _disk(self, root: Path) -> Disk:
         slots_at, heads_at = folders(root)
         self.slots = Slots(slots_at)
-        self.heads = Heads(heads_at, self.slots, lambda _: CHAIN)
+        root.mkdir(parents=True, exist_ok=True)
+        self.database = database = open_database(root / "index.db", upgrade_kv, kind=KV)
+        now_s, index = database.clock.now_s, Index(database)
+        self.heads = Heads(heads_at, self.slots, lambda _: CHAIN, now_s, index)
         self.allowed = AllowedBytes(self._allow)
         self.reader = Reader(self.slots, heads_at, self.inbox.put, BLOCK)
         writer = self.writer = Writer(
@@ -182,7 +189,9 @@ class KvWorker:
                 self._staged(news)
             case Damaged(names=names):
                 self.damaged += names
-            case Dropped() | InMemory() | Trouble() | Want() | Allow():
+            case Trouble(reason=reason):
+                raise AssertionError(reason)
+            case Dropped() | InMemory() | Want() | Allow():
                 pass
 
     def _told(self, ended: Ended) -> None:
@@ -200,7 +209,7 @@ class KvWorker:
         assert self.heads is not None
         assert ended.path is not None
         try:
-            self.staged[ended.head_id] = read_head(Path(ended.path)).token_ids
+            self.staged[ended.head_id] = array("I", read_head(Path(ended.path)).token_ids)
             published = self.heads.publish(Path(ended.path), ended.received)
         except SlotMissing:
             return
@@ -208,7 +217,7 @@ class KvWorker:
             self.tiers.hear(Kept(head_id=ended.head_id, is_kept=False))
             token_ids = self.staged.pop(ended.head_id)
             names = names_of(token_ids, ended.ends) - self.names_in_use()
-            names -= {one.name for one in self.heads.owned}
+            names -= {one.name for one in self.heads.kept.blocks}
             self.tiers.hear(Drop(number=0, names=tuple(names)))
             return
         self.num_ended += 1
@@ -231,7 +240,7 @@ class KvWorker:
             names |= {one.name for one in self.heads.delete(Whom(session=key))}
             for token_ids in chains:
                 names |= names_of(token_ids, range(1, len(token_ids) + 1))
-            names -= {one.name for one in self.heads.owned}
+            names -= {one.name for one in self.heads.kept.blocks}
         names -= self.names_in_use()
         self.tiers.hear(Drop(number=self.number, names=tuple(names)))
 
@@ -253,6 +262,8 @@ class KvWorker:
             assert not self.writing.is_alive()
             self.reader.close()
         self.settle()
+        if self.heads is not None:
+            self.database.close()
 
     # A client's part
 

@@ -10,10 +10,10 @@ from typing import Any
 from runtime.kv.block_memory import Piece
 from runtime.kv.by_blocks.state import KvState
 from runtime.kv.cursor import CacheCursor
-from runtime.kv.eviction import densest
 from runtime.kv.media import around
 from runtime.kv.pack import RunKv
 from runtime.kv.parts import Span
+from store.eviction import densest
 
 STATE_TOKENS = 2048
 """Of a long prompt a state is kept each time after so many tokens."""

@@ -27,8 +27,7 @@ from runtime.kv import pack
 from runtime.kv.rates import NUM_READERS
 from runtime.kv.reader import adopted, adopts_pages
 from store.block_names import num_common
-from store.blocks.head_file import HEAD, Head, read_head
-from store.blocks.heads import heads_behind
+from store.blocks.head_file import HEAD, Head, heads_behind, read_head
 from store.blocks.kv_file import Front, KvFile, Tensor, open_file
 from store.blocks.slots import SLOT, STATE, TOKENS, BlockKey, SlotAbout, Slots
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
@@ -156,7 +155,7 @@ class Reader:
 
     def _looked(self, asked: Asked) -> OnDisk:
         numbers = range(asked.num_found, len(asked.names))
-        sizes = {n: self._slots.num_bytes(BlockKey(asked.model, asked.names[n])) for n in numbers}
+        sizes = {n: self._bytes_of(asked, n) for n in numbers}
         num_blocks = asked.num_found
         while sizes.get(num_blocks):
             num_blocks += 1
@@ -164,6 +163,9 @@ class Reader:
         num_bytes = sum(sizes[n] for n in range(asked.num_found, found.num_blocks))
         later = tuple(number for number in numbers if number > num_blocks and sizes[number])
         return found._replace(num_bytes=num_bytes, later=() if asked.needs_state else later)
+
+    def _bytes_of(self, asked: Asked, number: int) -> int:
+        return self._slots.disk_bytes(BlockKey(asked.model, asked.names[number]))[0]
 
     def _found(self, asked: Asked, num_blocks: int) -> OnDisk:
         end, is_lost = self._end_behind(asked, num_blocks)
@@ -205,7 +207,7 @@ def _end_of(path: Path, start: int) -> tuple[array[int], bool]:
     """
     with open_file(path, HEAD) as file:
         has_kv = len(file.front.entries) > 1
-    return read_head(path).token_ids[start:], has_kv
+    return array("I", read_head(path).token_ids[start:]), has_kv
 
 
 def _read(wanted: Wanted) -> PieceRead:
