@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
 from runtime.kv.block_memory import Piece
 from runtime.kv.deletions import Recognised
-from runtime.kv.pack import RunKv
 from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.block_names import HashChain
@@ -75,7 +75,7 @@ class CacheCursor:
     """The slowest from which something was read."""
     awaits: set[bytes] = field(default_factory=set[bytes])
     """The names of what is being read for it."""
-    holds: dict[Piece[RunKv], None] = field(default_factory=dict["Piece[RunKv]", None])
+    holds: dict[Piece[Any], None] = field(default_factory=dict["Piece[Any]", None])
     """What stays in memory for it."""
 
     @property
