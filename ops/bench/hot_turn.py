@@ -112,7 +112,9 @@ async def one_round(
     names = _in_turn([*checkouts], number)
     async with AsyncExitStack() as stack:
         servers = {
-            name: await stack.enter_async_context(hearth(model, checkout=checkouts[name]))
+            name: await stack.enter_async_context(
+                hearth(model, checkout=checkouts[name], kv_disk=not arguments.no_disk)
+            )
             for name in names
         }
         for talk in range(arguments.talks):
@@ -222,6 +224,7 @@ def main() -> None:
     parser.add_argument("--talks", type=int, default=6, help="conversations of each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--protocol", choices=["chat", "messages"], default="chat")
+    parser.add_argument("--no-disk", action="store_true", help="with KV in memory only")
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
