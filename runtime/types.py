@@ -510,10 +510,6 @@ class ToolCallDelta(Struct, frozen=True, tag="c", array_like=True):
     name: str | None = None
 
 
-UNCLOSED_CALL = "unclosed_tool_call"
-"""The answer ended inside of a call; as a note of `Finished`."""
-
-
 class Finished(Struct, frozen=True, tag="f", array_like=True):
     """The last chunk of a choice. `stop` is the stop string that ended it.
 

@@ -96,15 +96,19 @@ def dialect_of(case: Case) -> Dialect:
 def problems(case: Case) -> list[str]:
     """The checks of the package that fail for this output; nothing where all hold."""
     family = _KNOWN[case.family]
-    whole = _parsed(case, PIECES[0], is_streamed=False)
     streams = {f"many:{num}": _parsed(case, num, is_streamed=True) for num in PIECES}
     streams["token"] = streams.pop(f"many:{PIECES[0]}")
-    rows = run_checks(case, family, Observation(nonstream=whole, streams=streams))
+    rows = run_checks(case, family, Observation(nonstream=whole(case), streams=streams))
     if case_status(rows).value == "pass":
         return []
     return [
         f"{row.check} {row.strategy}: {row.detail}" for row in rows if row.status.value != "pass"
     ]
+
+
+def whole(case: Case) -> ParseResult:
+    """What an answer that is not streamed says."""
+    return _parsed(case, PIECES[0], is_streamed=False)
 
 
 def _parsed(case: Case, num_characters: int, *, is_streamed: bool) -> ParseResult:

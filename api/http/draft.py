@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from runtime.types import (
-    UNCLOSED_CALL,
     Chunk,
     Finished,
     FinishReason,
@@ -112,23 +112,29 @@ def settled(chunks: Iterable[Chunk]) -> list[Chunk]:
                 told.append(chunk)
             case _:
                 told.append(chunk)
-    broken = [one.index for one in told if isinstance(one, Finished) and UNCLOSED_CALL in one.notes]
-    for index in broken:
-        told = _without_half_a_call(told, index)
-    return told
+    return _without_half_calls(told)
 
 
-def _without_half_a_call(told: list[Chunk], index: int) -> list[Chunk]:
-    """The chunks without the last call of this choice, if its arguments are not whole."""
-    calls = [one for one in told if isinstance(one, ToolCallDelta) and one.index == index]
-    if not calls:
-        return told
-    last = [one for one in calls if one.call_index == calls[-1].call_index]
+def is_whole(arguments: str) -> bool:
+    """These arguments of a call are JSON, and nothing of it is missing."""
     try:
-        msgspec.json.decode("".join(one.arguments for one in last))
-    except msgspec.DecodeError:
-        return [one for one in told if one not in last]
-    return told
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _without_half_calls(told: list[Chunk]) -> list[Chunk]:
+    """The chunks without the calls whose arguments broke off, or are no JSON."""
+    written: defaultdict[tuple[int, int], str] = defaultdict(str)
+    for one in told:
+        if isinstance(one, ToolCallDelta):
+            written[one.index, one.call_index] += one.arguments
+    half = {call for call, arguments in written.items() if not is_whole(arguments)}
+    return [
+        one
+        for one in told
+        if not (isinstance(one, ToolCallDelta) and (one.index, one.call_index) in half)
+    ]
 
 
 def _without_reasoning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "tool-calls.md"
 def test_an_output_is_read_as_it_is_meant(case: Case):
     found = recorded_outputs.problems(case)
     assert bool(found) == (case.id in recorded_outputs.POLICIES), found
+
+
+@pytest.mark.parametrize("case", recorded_outputs.cases(), ids=lambda case: case.id)
+def test_a_whole_answer_has_no_call_whose_arguments_are_not_whole(case: Case):
+    for call in recorded_outputs.whole(case).tool_calls:
+        assert isinstance(json.loads(call.arguments_raw), dict)
 
 
 def test_the_count_in_docs_is_that_of_the_version_that_is_installed():

@@ -248,7 +248,15 @@ def test_a_streamed_call_that_breaks_off_is_never_a_clean_end(name: str, is_cut:
 
 
 @pytest.mark.parametrize(
-    ("end", "num_calls"), [('{"city": "Zür', 1), ('{"city": "Zürich"}', 2), ("", 1)]
+    ("end", "num_calls"),
+    [
+        ('{"city": "Zür', 1),
+        ('{"city": "Zürich"}', 2),
+        ("", 1),
+        ('{"city": Zürich}}\n</tool_call>', 1),
+        ('{"city": "Zürich"\n</tool_call>', 1),
+        ('{"city": "\\ud83d"}', 2),
+    ],
 )
 def test_an_answer_that_is_not_streamed_has_no_half_of_a_call(end: str, num_calls: int):
     tools = RequestTools.of((WEATHER,))
@@ -262,7 +270,8 @@ def test_an_answer_that_is_not_streamed_has_no_half_of_a_call(end: str, num_call
         draft.add(chunk)
     assert len(draft.calls) == num_calls
     assert json.loads(draft.calls[0].arguments) == CITY
-    assert (draft.text, parser.notes) == ("", ("unclosed_tool_call",))
+    note = "malformed_tool_call" if end.endswith("</tool_call>") else "unclosed_tool_call"
+    assert (draft.text, parser.notes) == ("", (note,))
 
 
 @pytest.mark.parametrize("name", sorted(set(SPOKEN) - {"mistral", "harmony", "kimi_k2"}))

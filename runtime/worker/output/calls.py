@@ -10,7 +10,6 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from runtime.types import UNCLOSED_CALL as UNCLOSED
 from runtime.types import ToolCall, ToolCallDelta
 from runtime.worker.output.dialect import Dialect
 from runtime.worker.output.families import Family, family_of
@@ -26,6 +25,8 @@ from runtime.worker.output.scan import (
 from runtime.worker.output.tools import FREEFORM_ARGUMENT, RequestTools
 
 MALFORMED = "malformed_tool_call"
+UNCLOSED = "unclosed_tool_call"
+"""The answer ended inside of a call."""
 UNKNOWN = "unknown_tool"
 REFUSED = "refused_tool_call"
 """It calls one of the tools that must not be called now."""
