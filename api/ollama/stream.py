@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, Raw
 
-from api.http.draft import Draft
+from api.http.draft import Draft, is_whole
 from api.http.hearth_info import hearth_of
 from api.observe.record import Tally
 from api.ollama.schemas import (
@@ -54,7 +54,10 @@ def chat_form(
     model: str, text: str, thinking: str, calls: Sequence[ToolCall], *, done: bool
 ) -> ChatAnswer:
     """A piece of `/api/chat`."""
-    made = [CallOut(id=call.id, function=_function(call)) for call in calls]
+    made = [
+        CallOut(CalledFunctionOut(call.name, Raw(call.arguments.encode())), call.id)
+        for call in calls
+    ]
     message = MessageOut(
         role="assistant", content=text, thinking=thinking or UNSET, tool_calls=made or UNSET
     )
@@ -69,15 +72,6 @@ def generate_form(
     return GenerateAnswer(
         model=model, created_at=now(), response=text, thinking=thinking or UNSET, done=done
     )
-
-
-def _function(call: ToolCall) -> CalledFunctionOut:
-    try:
-        given = msgspec.json.decode(call.arguments)
-        arguments = call.arguments if isinstance(given, dict) else "{}"
-    except msgspec.DecodeError:
-        arguments = "{}"
-    return CalledFunctionOut(name=call.name, arguments=Raw(arguments.encode()))
 
 
 class Clock:
@@ -152,8 +146,9 @@ class LineStream:
                 return b""
 
     def _calls(self) -> bytes:
-        """The call that was being written, if one was."""
-        calls, self._draft = self._draft.calls, Draft()
+        """The call that was being written, if one was and is whole."""
+        calls = [call for call in self._draft.calls if is_whole(call.arguments)]
+        self._draft = Draft()
         return self._piece("", "", calls) if calls else b""
 
     def _piece(self, text: str, thinking: str, calls: Sequence[ToolCall] = ()) -> bytes:
