@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.worker.output.typed import repaired_json, typed
+from tests.schema_oracle import KINDS, is_same, meanings, schemas
 
 ROOT: dict[str, Any] = {"$defs": {"num": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}}
 
@@ -47,6 +50,17 @@ ROOT: dict[str, Any] = {"$defs": {"num": {"type": "integer"}, "loop": {"$ref": "
         ("[" * 100_000, {"type": "array"}, "[" * 100_000),
         ("9" * 5000, {"type": "integer"}, "9" * 5000),
         ("NaN", {"type": "number"}, "NaN"),
+        ("1", {"type": ["boolean", "integer"]}, 1),
+        ("0", {"type": ["integer", "boolean"]}, 0),
+        ("1", {"type": ["boolean", "null"]}, True),
+        ("7", {"allOf": [{"type": ["string", "integer"]}, {"type": "string"}]}, "7"),
+        ("7", {"type": "string", "anyOf": [{"minLength": 1}, {"maxLength": 3}]}, "7"),
+        ("7", {"$ref": "#/$defs/num", "enum": ["7", 7]}, 7),
+        (" x", {"enum": ["x", " x"]}, " x"),
+        ("x\n", {"enum": ["x", " x"]}, "x"),
+        ("NULL", {"type": ["string", "null"]}, "NULL"),
+        ("NULL", {"type": ["integer", "null"]}, None),
+        ("None", {"type": ["string", "null"]}, None),
         ("7", {}, 7),
         ("seven", {}, "seven"),
         ("{1: 2", {}, "{1: 2"),
@@ -59,3 +73,20 @@ def test_a_text_has_the_type_of_its_schema(text: str, schema: dict[str, Any], va
 
 def test_only_backslashes_that_escape_nothing_are_doubled():
     assert repaired_json(r'"\d \n \u12 \u00e9 \\"') == r'"\\d \n \\u12 \u00e9 \\"'
+
+
+TEXTS = st.sampled_from(
+    """x 1 0 -7 7.0 2.5 1e3 007 true false null True FALSE None NULL [] [1] {} {"a":1} "x" " """.split()
+) | st.sampled_from(["", " ", " x", "x ", " 1", "\nnull", "a b"])
+VALUES = st.sampled_from(
+    ["x", " x", "1", "true", "null", "", 1, 0, 2.5, True, False, None, [1], {}]
+)
+
+
+@settings(max_examples=500)
+@given(text=TEXTS, schema=schemas(VALUES))
+def test_a_text_becomes_what_its_schema_allows(text: str, schema: dict[str, Any]):
+    root = {"$defs": {kind: {"type": kind} for kind in KINDS}}
+    allowed = meanings(text, schema, root)
+    found = typed(text, schema, root)
+    assert not allowed or any(is_same(found, one) for one in allowed)

@@ -6,13 +6,13 @@ import ast
 import json
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from runtime.worker.output.tools import Schema, as_schema
 
 _MAX_DEPTH = 16
 _NOTHING = object()
-_TRUE, _FALSE, _NULL = ("true", "1"), ("false", "0"), ("null", "none")
+_KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _STRAY = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]|(?P<stray>.?))', re.DOTALL)
 _ERRORS = (ValueError, SyntaxError, RecursionError, MemoryError, TypeError)
@@ -25,17 +25,24 @@ def typed(text: str, schema: object, root: Schema) -> object:
     """
     kinds, constants = _options(schema, root, 0)
     for constant in constants:
-        if _is_written(text, constant):
+        if _is_written(text, constant, is_exact=True):
             return constant
-    if constants and not kinds:
-        kinds = {_kind_of(constant) for constant in constants}
-    if kinds == {"string"}:
-        return text
-    is_text = "string" in kinds or not kinds
+    if (value := _read(text, kinds)) is not _NOTHING:
+        return value
+    for constant in constants:
+        if _is_written(text, constant, is_exact=False):
+            return constant
+    value = _read(text, frozenset(map(_kind_of, constants)))
+    return _or_text(text) if value is _NOTHING else value
+
+
+def _read(text: str, kinds: frozenset[str]) -> object:
+    """The value of this text that is of one of these kinds, if there is one."""
+    is_text = "string" in kinds
     for kind, read in _READERS.items():
-        if (kind in kinds or not kinds) and (value := read(text, is_text)) is not _NOTHING:
+        if kind in kinds and (value := read(text, is_text)) is not _NOTHING:
             return value
-    return text if is_text else _or_text(text)
+    return text if is_text else _NOTHING
 
 
 def repaired_json(text: str) -> str:
@@ -87,37 +94,64 @@ def _refuse(constant: str) -> object:
     raise ValueError(constant)
 
 
-def _options(schema: object, root: Schema, depth: int) -> tuple[set[str], list[object]]:
-    """The kinds of values, and the single values, that a schema names."""
+class _Options(NamedTuple):
+    """The kinds of values that a schema allows, and single values beside them."""
+
+    kinds: frozenset[str]
+    constants: list[object]
+
+    def allow(self, value: object) -> bool:
+        return _kind_of(value) in self.kinds or any(_is_same(value, one) for one in self.constants)
+
+
+def _options(schema: object, root: Schema, depth: int) -> _Options:
+    """What a schema allows, as far as kinds and single values tell it."""
     known = as_schema(schema)
     if depth > _MAX_DEPTH:
-        return set(), []
-    if isinstance(reference := known.get("$ref"), str):
-        return _options(_resolved(reference, root), root, depth + 1)
+        return _Options(frozenset(), [])
     given = known.get("type")
-    kinds = set(cast("list[str]", given)) if isinstance(given, list) else set[str]()
-    if isinstance(given, str):
-        kinds = {given}
+    kinds = {one for one in _list(known, "type") or [given] if isinstance(one, str)}
+    kinds |= {"integer"} if "number" in kinds else set()
+    found = _Options(frozenset(kinds) or _KINDS, [])
+    if values := _list(known, "enum"):
+        found = _both(found, _Options(frozenset(), values))
+    if "const" in known:
+        found = _both(found, _Options(frozenset(), [known["const"]]))
+    if isinstance(reference := known.get("$ref"), str):
+        found = _both(found, _options(_resolved(reference, root), root, depth + 1))
+    for part in _list(known, "allOf"):
+        found = _both(found, _options(part, root, depth + 1))
+    for key in ("anyOf", "oneOf"):
+        if parts := [_options(part, root, depth + 1) for part in _list(known, key)]:
+            found = _both(found, _any(parts))
+    if found.kinds == _KINDS:
+        implied = frozenset(kind for key, kind in _IMPLIED.items() if key in known)
+        found = found._replace(kinds=implied or _KINDS)
     if known.get("nullable") is True:
-        kinds |= {"null"} if kinds else set()
-    constants = list(cast("list[object]", known["enum"])) if _has_list(known, "enum") else []
-    constants += [known["const"]] if "const" in known else []
-    if not kinds and not constants:
-        kinds = {kind for key, kind in _IMPLIED.items() if key in known}
-    for key in ("anyOf", "oneOf", "allOf"):
-        if _has_list(known, key):
-            parts = cast("list[object]", known[key])
-            found = [_options(part, root, depth + 1) for part in parts]
-            kinds |= {kind for more, _ in found for kind in more}
-            constants += [value for _, more in found for value in more]
-    return kinds, constants
+        return found._replace(kinds=found.kinds | {"null"})
+    return found
+
+
+def _both(one: _Options, other: _Options) -> _Options:
+    """What both of them allow."""
+    kinds = one.kinds & other.kinds
+    values = [value for value in one.constants if other.allow(value)]
+    values += [value for value in other.constants if one.allow(value)]
+    return _Options(kinds, values)
+
+
+def _any(parts: list[_Options]) -> _Options:
+    """What any of them allows."""
+    kinds = frozenset(kind for part in parts for kind in part.kinds)
+    return _Options(kinds, [value for part in parts for value in part.constants])
 
 
 _IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array"}
 
 
-def _has_list(schema: Schema, key: str) -> bool:
-    return isinstance(schema.get(key), list)
+def _list(schema: Schema, key: str) -> list[object]:
+    given = schema.get(key)
+    return cast("list[object]", given) if isinstance(given, list) else []
 
 
 def _resolved(reference: str, root: Schema) -> object:
@@ -130,17 +164,19 @@ def _resolved(reference: str, root: Schema) -> object:
     return part
 
 
-def _is_written(text: str, constant: object) -> bool:
-    if isinstance(constant, str):
-        return text == constant or text.strip() == constant
-    plain = text.strip().lower()
-    if isinstance(constant, bool) or constant is None:
-        return plain == str(constant).lower() or plain == json.dumps(constant)
+def _is_written(text: str, constant: object, *, is_exact: bool) -> bool:
+    is_text = isinstance(constant, str)
+    plain, name = text if is_exact else text.strip(), str(constant)
+    if plain == name or (not is_exact and not is_text and plain.lower() == name.lower()):
+        return True
     try:
-        value = loaded(text)
+        return not (is_text and is_exact) and _is_same(loaded(text), constant)
     except ValueError:
         return False
-    return value == constant and not isinstance(value, bool)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _kind_of(value: object) -> str:
@@ -150,7 +186,7 @@ def _kind_of(value: object) -> str:
         case int():
             return "integer"
         case float():
-            return "number"
+            return "integer" if value.is_integer() else "number"
         case str():
             return "string"
         case list():
@@ -162,18 +198,15 @@ def _kind_of(value: object) -> str:
 
 
 def _null(text: str, is_text: bool) -> object:
-    names = _NULL[:1] if is_text else _NULL
-    plain = text if is_text else text.strip()
-    return None if plain.lower() in names or plain == "None" else _NOTHING
+    names = ("null", "None") if is_text else ("null", "none")
+    return None if (text if is_text else text.strip().lower()) in names else _NOTHING
 
 
 def _boolean(text: str, is_text: bool) -> object:
-    plain = text if is_text else text.strip()
-    num = 1 if is_text else 2
-    for value, names in ((True, _TRUE), (False, _FALSE)):
-        if plain.lower() in names[:num]:
-            return value
-    return _NOTHING
+    plain = text if is_text else text.strip().lower()
+    if plain in (("true", "True") if is_text else ("true", "1")):
+        return True
+    return False if plain in (("false", "False") if is_text else ("false", "0")) else _NOTHING
 
 
 def _integer(text: str, is_text: bool) -> object:
@@ -245,9 +278,9 @@ def _or_text(text: str) -> object:
 
 _READERS: dict[str, Callable[[str, bool], object]] = {
     "null": _null,
-    "boolean": _boolean,
-    "integer": _integer,
     "number": _number,
+    "integer": _integer,
+    "boolean": _boolean,
     "array": _array,
     "object": _object,
 }
