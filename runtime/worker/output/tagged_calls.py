@@ -214,7 +214,8 @@ def _ends_value(scan: Scan, form: Tags) -> Step[bool]:
 def _names(scan: Scan, form: Tags, missing: list[str]) -> Step[bool]:
     """An argument that the call still lacks begins here."""
     here = scan.at
-    found = yield from scan.take(*(f"{key}{form.argument.after[:1]}" for key in missing), "\0")
+    after = '"' if form.argument.before.endswith('"') else form.argument.after[:1]
+    found = yield from scan.take(*(f"{key}{after}" for key in missing), "\0")
     scan.at = here
     return bool(found)
 
