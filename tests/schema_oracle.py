@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -47,10 +48,8 @@ def meanings(text: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> l
     schema allows.
     """
     readings: list[object] = [text]
-    try:
+    with contextlib.suppress(ValueError):
         readings.insert(0, _PYTHON[text] if text in _PYTHON else json.loads(text))
-    except ValueError:
-        pass
     return [one for one in readings if is_valid(one, schema, root)]
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from runtime.worker.output.json_calls import Objects, read_objects, read_value
 from runtime.worker.output.scan import Called, NotACall, Reading, Scan, Step, Unclosed
 from runtime.worker.output.tools import RequestTools, Schema, properties_of, schema_of
-from runtime.worker.output.typed import loaded, typed
+from runtime.worker.output.typed import fits, listed, loaded, typed
 
+_MAX_BLANKS = 512
 _NAME = re.compile(r"[^\s<>\"']+")
 _IS_TEXT = ('string="true"', 'type="string"')
 
@@ -125,10 +126,58 @@ def _head(scan: Scan, form: Tags, tag: Tag, *nexts: str) -> Step[_Value]:
     return _Value(name, attributes)
 
 
+class _How(NamedTuple):
+    """A way to read a call: calls inside of values are gone past, or else only what ends the whole
+    call ends its values; with `repairs` another argument may begin before a value's closing tag.
+    """
+
+    nests: bool = True
+    repairs: bool = False
+
+
+_WAYS = (_How(), _How(repairs=True), _How(nests=False))
+
+
 def _arguments(scan: Scan, form: Tags, name: str, tools: RequestTools) -> Step[object]:
-    """All arguments of a call, and its end."""
+    """All arguments of a call, and its end: of the first way in which they fit its tool."""
     tool = tools.by_name.get(name)
     schema: Schema = {} if tool is None else schema_of(tool)
+    start, was_repaired = scan.at, scan.is_repaired
+    found: tuple[object, int, bool] | None = None
+    failure: NotACall | Unclosed = NotACall()
+    for how in _WAYS:
+        if found is not None and not how.nests:
+            break
+        scan.at, scan.is_repaired = start, was_repaired
+        try:
+            arguments = yield from _read_arguments(scan, form, schema, how)
+        except (NotACall, Unclosed) as error:
+            failure = error if how is _WAYS[0] else failure
+            if scan.is_cut:
+                break
+            continue
+        is_fit = _fit(arguments, schema)
+        if is_fit or found is None:
+            found = arguments, scan.at, scan.is_repaired
+        if is_fit:
+            break
+    if found is None:
+        raise failure
+    arguments, scan.at, scan.is_repaired = found
+    return arguments
+
+
+def _fit(arguments: object, schema: Schema) -> bool:
+    """All are there that the tool needs, and what is none of its texts is not one."""
+    if not isinstance(arguments, dict):
+        return True
+    given, known = cast("dict[str, object]", arguments), properties_of(schema)
+    return all(key in [*given] for key in listed(schema, "required")) and all(
+        fits(value, known.get(key), schema) for key, value in given.items()
+    )
+
+
+def _read_arguments(scan: Scan, form: Tags, schema: Schema, how: _How) -> Step[object]:
     known = properties_of(schema)
     arguments: dict[str, object] = {}
     marks = [m for m in (form.argument.before, form.closing, form.whole[0]) if m]
@@ -146,7 +195,9 @@ def _arguments(scan: Scan, form: Tags, name: str, tools: RequestTools) -> Step[o
         if not mark:
             return (yield from _unclosed(scan, form, arguments))
         key, attributes = yield from _key(scan, form)
-        written = yield from _value(scan, form, [one for one in known if one not in arguments])
+        scan.is_repaired |= key in arguments
+        missing = [one for one in known if one not in arguments and one != key]
+        written = yield from _value(scan, form, missing, how)
         arguments[key] = _typed(written, attributes, known.get(key), schema)
 
 
@@ -175,40 +226,47 @@ def _key(scan: Scan, form: Tags) -> Step[_Value]:
     return head
 
 
-def _value(scan: Scan, form: Tags, missing: list[str]) -> Step[str]:
+def _value(scan: Scan, form: Tags, missing: list[str], how: _How) -> Step[str]:
     """The text of a value whose opening tag was read. `missing` are the keys that may follow."""
-    start, nests = scan.at, True
+    start = scan.at
     marks = {form.value_end, form.argument.before, form.closing, form.opening}
     while True:
         mark = yield from scan.until(*marks)
-        end, here = scan.at - len(mark), scan.at
+        end = scan.at - len(mark)
         if not mark:
             raise Unclosed
-        if mark == form.value_end and (yield from _ends_value(scan, form)):
+        if mark == form.value_end and (yield from _ends_value(scan, form, missing, how)):
             return _trimmed(scan.text[start:end], form)
         is_line = not form.trims or scan.text[start:end].endswith("\n")
-        is_next = mark == form.argument.before and is_line
+        is_next = how.repairs and mark == form.argument.before and is_line
         if (is_next and (yield from _names(scan, form, missing))) or (
             mark == form.closing and (yield from _ends_call(scan, form))
         ):
             scan.at = end
             scan.is_repaired = True
             return _trimmed(scan.text[start:end], form)
-        if mark == form.opening and nests and (yield from _opens_call(scan, form)):
-            nests = yield from _pass_call(scan, form)
-            scan.at = scan.at if nests else here
+        if how.nests and mark == form.opening and (yield from _opens_call(scan, form)):
+            yield from _pass_call(scan, form)
 
 
-def _ends_value(scan: Scan, form: Tags) -> Step[bool]:
+def _ends_value(scan: Scan, form: Tags, missing: list[str], how: _How) -> Step[bool]:
     """What follows may follow a value."""
     here = scan.at
-    found = yield from scan.follows(form.argument.before, form.closing, form.end)
     yield from scan.skip()
-    is_over = not (yield from scan.peek())
+    if scan.at - here > _MAX_BLANKS:
+        scan.at = here
+        return False
+    found = yield from scan.take(form.argument.before, form.closing, form.end)
+    is_end = bool(found)
+    if found and not how.nests:
+        is_next = found == form.argument.before
+        is_end = yield from (_names(scan, form, missing) if is_next else _ends_call(scan, form))
+    elif not found:
+        is_end = not (yield from scan.peek())
     scan.at = here
-    if is_over and scan.is_cut:
+    if is_end and not found and scan.is_cut:
         raise Unclosed
-    return bool(found) or is_over
+    return is_end
 
 
 def _names(scan: Scan, form: Tags, missing: list[str]) -> Step[bool]:
@@ -221,14 +279,15 @@ def _names(scan: Scan, form: Tags, missing: list[str]) -> Step[bool]:
 
 
 def _ends_call(scan: Scan, form: Tags) -> Step[bool]:
-    """The call ends here, and with it the section: another begins, or the text is over."""
+    """The call ends here: another begins, or the section ends and with it the text."""
     here = scan.at
     if form.call_end:
         yield from scan.skip()
-        if not (yield from scan.take(form.end)):
+        mark = yield from scan.take(form.end, form.call.before)
+        if mark != form.end:
             is_over = not (yield from scan.peek())
             scan.at = here
-            return is_over and not scan.is_cut
+            return bool(mark) or (is_over and not scan.is_cut)
     yield from scan.skip()
     is_another = yield from scan.take(form.start)
     is_over = not (yield from scan.peek())
@@ -253,20 +312,21 @@ def _opens_call(scan: Scan, form: Tags) -> Step[bool]:
     return is_call
 
 
-def _pass_call(scan: Scan, form: Tags) -> Step[bool]:
-    """Go past a call inside of a value; False where it has no end."""
+def _pass_call(scan: Scan, form: Tags) -> Step[None]:
+    """Go past a call inside of a value.
+
+    Raises:
+        Unclosed: it has no end.
+    """
     depth = 1
     while depth:
         mark = yield from scan.until(form.closing, form.opening)
         if not mark:
-            if scan.is_cut:
-                raise Unclosed
-            return False
+            raise Unclosed
         if mark == form.closing:
             depth -= 1
         elif (yield from _opens_call(scan, form)):
             depth += 1
-    return True
 
 
 def _trimmed(text: str, form: Tags) -> str:

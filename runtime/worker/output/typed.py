@@ -36,6 +36,12 @@ def typed(text: str, schema: object, root: Schema) -> object:
     return _or_text(text) if value is _NOTHING else value
 
 
+def fits(value: object, schema: object, root: Schema) -> bool:
+    """It is of a kind that the schema allows, if that allows any."""
+    options = _options(schema, root, 0)
+    return options.allow(value) or not (options.kinds or options.constants)
+
+
 def _read(text: str, kinds: frozenset[str]) -> object:
     """The value of this text that is of one of these kinds, if there is one."""
     is_text = "string" in kinds
@@ -110,19 +116,19 @@ def _options(schema: object, root: Schema, depth: int) -> _Options:
     if depth > _MAX_DEPTH:
         return _Options(frozenset(), [])
     given = known.get("type")
-    kinds = {one for one in _list(known, "type") or [given] if isinstance(one, str)}
+    kinds = {one for one in listed(known, "type") or [given] if isinstance(one, str)}
     kinds |= {"integer"} if "number" in kinds else set()
     found = _Options(frozenset(kinds) or _KINDS, [])
-    if values := _list(known, "enum"):
+    if values := listed(known, "enum"):
         found = _both(found, _Options(frozenset(), values))
     if "const" in known:
         found = _both(found, _Options(frozenset(), [known["const"]]))
     if isinstance(reference := known.get("$ref"), str):
         found = _both(found, _options(_resolved(reference, root), root, depth + 1))
-    for part in _list(known, "allOf"):
+    for part in listed(known, "allOf"):
         found = _both(found, _options(part, root, depth + 1))
     for key in ("anyOf", "oneOf"):
-        if parts := [_options(part, root, depth + 1) for part in _list(known, key)]:
+        if parts := [_options(part, root, depth + 1) for part in listed(known, key)]:
             found = _both(found, _any(parts))
     if found.kinds == _KINDS:
         implied = frozenset(kind for key, kind in _IMPLIED.items() if key in known)
@@ -149,7 +155,8 @@ def _any(parts: list[_Options]) -> _Options:
 _IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array"}
 
 
-def _list(schema: Schema, key: str) -> list[object]:
+def listed(schema: Schema, key: str) -> list[object]:
+    """A list in a schema; empty where it has none."""
     given = schema.get(key)
     return cast("list[object]", given) if isinstance(given, list) else []
 
