@@ -97,16 +97,17 @@ class ModelFolder(NamedTuple):
         except (OSError, RuntimeError) as error:
             raise BrokenModel(f"{path / _CONFIG} cannot be read: {_reason(error)}") from error
         is_table = {name: _TABLE.fullmatch(name) or name == INDEX for name in files}
-        return cls(
+        found = cls(
             path,
             {name: read_table(path / name) for name in files if is_table[name]},
-            _loaded({name: real for name, real in files.items() if name.endswith(_WEIGHTS)}),
+            {name: real for name, real in files.items() if name.endswith(_WEIGHTS)},
             {
                 name: real
                 for name, real in files.items()
                 if not is_table[name] and not name.endswith(_WEIGHTS)
             },
         )
+        return found._replace(weights=found._loaded())
 
     def with_template(self, file: Path) -> ModelFolder:
         """The same with the chat template in this file instead of all that it has.
@@ -132,6 +133,17 @@ class ModelFolder(NamedTuple):
         """Tensor -> file, as the index of a sharded model says; empty where there is none."""
         found = self.table(INDEX).get("weight_map")
         return cast("Json", found) if isinstance(found, dict) else {}
+
+    def _loaded(self) -> Mapping[str, Path]:
+        """The weights without copies of the same: the files that the index names if there is one,
+        and nothing `consolidated`, as Mistral has it beside.
+        """
+        wanted = [name for name in self.weight_map.values() if isinstance(name, str)]
+        if named := {name: self.weights[name] for name in wanted if name in self.weights}:
+            return named
+        weights = self.weights.items()
+        others = {name: real for name, real in weights if not name.startswith(_CONSOLIDATED)}
+        return others or self.weights
 
     def write(self, target: Path) -> None:
         """Copy it there without all that asks for code. Weights are linked to.
@@ -255,12 +267,6 @@ def _is_code(name: str, value: object) -> bool:
     if name in _PARTS:
         return isinstance(value, str) or (isinstance(value, dict) and _ELSEWHERE in value)
     return False
-
-
-def _loaded(weights: dict[str, Path]) -> dict[str, Path]:
-    """Without Mistral's `consolidated` copy of the same weights, which nobody here would load."""
-    others = {name: real for name, real in weights.items() if not name.startswith(_CONSOLIDATED)}
-    return others or weights
 
 
 def _files(path: Path, home: Path) -> Iterator[tuple[str, Path | None]]:

@@ -1,12 +1,13 @@
 """What a model's directory says: its context and its makers' sampling."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from runtime.config.settings import ModelSettings, SamplingSettings
 from runtime.models.files import read_spec
-from runtime.models.folder import BrokenModel
+from runtime.models.folder import BrokenModel, ModelFolder
 from runtime.types import SamplingParams
 from tests.model_folders import CONFIG, make_model
 
@@ -115,6 +116,20 @@ def test_a_consolidated_copy_of_the_weights_is_not_counted(tmp_path: Path):
     (path / "original").mkdir()
     (path / "original" / "model.safetensors").write_bytes(bytes(100))
     assert read_spec("a", path, NO_SETTINGS).nbytes == 8
+
+
+def test_weights_that_the_index_does_not_name_are_neither_counted_nor_loaded(tmp_path: Path):
+    path = make_model(tmp_path / "a")
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for shard in shards:
+        (path / shard).write_bytes(bytes(5))
+    index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_spec("a", path, NO_SETTINGS).nbytes == 10
+    assert sorted(ModelFolder.read(path).weights) == shards
+    (path / shards[1]).unlink()
+    with pytest.raises(BrokenModel, match=f"lacks {shards[1]}"):
+        read_spec("a", path, NO_SETTINGS)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
