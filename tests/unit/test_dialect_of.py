@@ -52,6 +52,23 @@ def test_a_template_that_names_a_mark_decides(tmp_path: Path, template: str, nam
     assert dialect_of(load(tmp_path, template=template)).name == name
 
 
+@pytest.mark.parametrize("num_characters", [1, 2, 5, 99])
+@pytest.mark.parametrize("tools", [(), (Tool(name="look"),)])
+def test_marks_around_an_answer_that_are_tokens_are_no_text(
+    tmp_path: Path, num_characters: int, tools: tuple[Tool, ...]
+):
+    spoken = dialect_of(load(tmp_path, more=("<response>", "</response>")))
+    turn = "<think>\nhm\n</think>\n\n<response>\nHello.\n\nYou.\n</response>\n"
+    parser = OutputParser(spoken, index=0, tools=RequestTools.of(tools))
+    starts = range(0, len(turn), num_characters)
+    chunks = [one for at in starts for one in parser.feed(turn[at : at + num_characters])]
+    chunks += parser.finish()
+    texts = "".join(one.text for one in chunks if isinstance(one, TextDelta))
+    thoughts = "".join(one.text for one in chunks if isinstance(one, ReasoningDelta))
+    assert (texts, thoughts) == ("Hello.\n\nYou.\n", "hm")
+    assert "<response>" not in dialect_of(load(tmp_path)).dropped
+
+
 def test_without_a_parser_a_vocabulary_with_channels_speaks_harmony(tmp_path: Path):
     found = dialect_of(load(tmp_path, template="{{ messages }}", more=tuple(HARMONY)))
     assert (found.name, found.initial) == ("harmony", HEADER)

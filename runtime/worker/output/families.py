@@ -436,6 +436,9 @@ THINK_MARKS = (
 )
 """Marks of thoughts that mlx-lm does not look for."""
 
+ANSWER_MARKS = ("<response>", "</response>")
+"""Marks around the answers of ERNIE, which are one token each there."""
+
 
 @cache
 def family_of(name: str) -> Family | None:

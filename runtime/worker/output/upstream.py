@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.worker.output import harmony
 from runtime.worker.output.dialect import HEADER, START, Dialect, Edges, opening
-from runtime.worker.output.families import FAMILIES, THINK_MARKS, find, speaking
+from runtime.worker.output.families import ANSWER_MARKS, FAMILIES, THINK_MARKS, find, speaking
 
 
 def dialect_of(tokenizer: Any) -> Dialect:
@@ -23,10 +23,12 @@ def dialect_of(tokenizer: Any) -> Dialect:
     think = (tokenizer.think_start or "", tokenizer.think_end or "")
     if not all(think):
         think = next((marks for marks in THINK_MARKS if all(m in vocab for m in marks)), ("", ""))
+    start, end = ANSWER_MARKS
+    around = (start, f"\n{end}", end) if start in vocab and end in vocab else ()
     plain = Dialect(
         think_start=think[0],
         think_end=think[1],
-        dropped=tuple(tokenizer.structural_markers),
+        dropped=(*tokenizer.structural_markers, *around),
         edges=edges,
         initial=HEADER if edges and tokenizer.response_initial_state == HEADER else START,
     )
