@@ -22,7 +22,7 @@ def test_an_output_is_read_as_it_is_meant(case: Case):
 @pytest.mark.parametrize("case", recorded_outputs.cases(), ids=lambda case: case.id)
 def test_a_whole_answer_has_no_call_whose_arguments_are_not_whole(case: Case):
     for call in recorded_outputs.whole(case).tool_calls:
-        assert isinstance(json.loads(call.arguments_raw), dict)
+        assert isinstance(json.loads(call.arguments_raw or ""), dict)
 
 
 def test_the_count_in_docs_is_that_of_the_version_that_is_installed():
