@@ -396,5 +396,5 @@ class OnDiskWithStates(Machine):
 HOW = settings(stateful_step_count=20, max_examples=25)
 TestInMemory, TestInMemoryWithStates = InMemory.TestCase, InMemoryWithStates.TestCase
 TestOnDisk, TestOnDiskWithStates = OnDisk.TestCase, OnDiskWithStates.TestCase
-for _case in (TestInMemory, TestInMemoryWithStates, TestOnDisk, TestOnDiskWithStates):
-    _case.settings = HOW
+TestInMemory.settings = TestInMemoryWithStates.settings = HOW
+TestOnDisk.settings = TestOnDiskWithStates.settings = HOW
