@@ -165,6 +165,8 @@ class KvState:
 
     def why_missed(self, cursor: CacheCursor, position: int) -> MissReason | None:
         """Why what a prompt has from this position on is here no longer, if it was."""
+        if not self.missed:
+            return None
         size = self.chain.block_size
         number = position // size
         if number < len(cursor.block_hashes) and (
