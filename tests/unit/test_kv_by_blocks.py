@@ -133,6 +133,19 @@ def test_a_deletion_takes_nothing_from_who_goes_on_from_it_meanwhile(
     worker.settle()
     assert worker.ask([*said, 60], [61], "stays").num_reused == 12
     assert worker.ask([*gone, 60], [61], "new").num_reused == 9
+    worker.close()
+    if root is not None:
+        again = workers(PLAIN, root)
+        assert again.ask([*said, 60, 62], [63], "stays").num_reused == 13
+
+
+def test_nothing_of_what_was_deleted_stays_in_idle_caches(workers: Any, root: Path | None):
+    worker = workers(PLAIN, root)
+    gone = worker.ask(range(10), [100], "goes").token_ids
+    worker.settle()
+    assert len(worker.state.idle_caches) == 1
+    worker.delete("goes", [gone])
+    assert len(worker.state.idle_caches) == 0
 
 
 def test_memory_holds_no_more_than_its_budget(workers: Any, root: Path | None):
