@@ -25,7 +25,7 @@ from api.http.errors import (
     WrongContentType,
 )
 from api.http.expansion import may_expand
-from api.http.limits import MAX_NUMBER, BodyCheck, Bounds, bounds_of
+from api.http.limits import MAX_NUMBER, SHORTEN, BodyCheck, Bounds, bounds_of, check_entries
 from api.http.past import Mended, with_mended_past, with_whole_characters
 from api.http.uncollected import uncollected
 from api.http.unused import listed, unused_fields
@@ -219,17 +219,27 @@ def decoded(body: bytes, body_type: type[T]) -> T:
 
     Raises:
         InvalidJson: it is not JSON, or nested too deeply.
-        InvalidRequest: a field has the wrong type; `param` is its path.
+        InvalidRequest: a field has the wrong type, or more entries than any conversation has;
+            `param` is its path.
     """
     try:
         with uncollected():
-            return cast("T", _decoder(body_type).decode(body))
+            data = cast("T", _decoder(body_type).decode(body))
     except msgspec.ValidationError as error:
         _refuse_field(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(str(error)) from None
     except RecursionError:
         raise InvalidJson(f"it is nested too deeply ({len(body)} bytes)") from None
+    field = getattr(body_type, "ENTRIES", "") or getattr(body_type, "HISTORY", "")
+    if isinstance(data, msgspec.Struct) and field:
+        _check_entries(field, msgspec.structs.asdict(data)[field], body_type)
+    return data
+
+
+def _check_entries(field: str, entries: object, kind: type[object]) -> None:
+    if isinstance(entries, list):
+        check_entries(field, len(cast("list[object]", entries)), getattr(kind, "REMEDY", SHORTEN))
 
 
 def decoded_conversation(body: bytes, body_type: type[T]) -> tuple[T, Mended]:

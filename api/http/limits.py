@@ -13,9 +13,10 @@ import msgspec
 from litestar.types import AnyCallable, ASGIApp, Message, Receive, Scope, Send
 from msgspec import Meta
 
+from api.http.refusal import refuse
 from runtime.config.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
 from runtime.config.settings import Settings
-from runtime.errors import AnswerTooLate, InvalidRequest
+from runtime.errors import AnswerTooLate
 from runtime.types import ChatPrompt, GenerateRequest
 
 ModelName = Annotated[str, Meta(max_length=1024)]
@@ -24,6 +25,9 @@ ModelName = Annotated[str, Meta(max_length=1024)]
 MAX_MESSAGES = 16_384
 MAX_TOOLS = 1024
 """What is done for each of them looks at others: hundreds of thousands took minutes to read."""
+
+SHORTEN = "leave the oldest out, or sum the conversation up"
+"""What helps where there are more messages."""
 
 SLOW_NUMBER_PARTS = 64
 """A number that is long or has a large exponent is read as slowly as so many parts."""
@@ -201,13 +205,15 @@ def check_size(request: GenerateRequest) -> None:
     prompt = request.prompt
     if not isinstance(prompt, ChatPrompt):
         return
-    for name, parts, most in (
-        ("messages", prompt.messages, MAX_MESSAGES),
-        ("tools", prompt.tools, MAX_TOOLS),
-    ):
-        if len(parts) > most:
-            why = f"{name} has {len(parts)} entries, at most {most} are served."
-            raise InvalidRequest(why, name)
+    check_entries("messages", len(prompt.messages))
+    if (num_tools := len(prompt.tools)) > MAX_TOOLS:
+        refuse("tools", f"has {num_tools} entries, at most {MAX_TOOLS} are served: leave some out.")
+
+
+def check_entries(path: str, num: int, remedy: str = SHORTEN) -> None:
+    """Refuse more messages or items than any conversation has. Raises InvalidRequest."""
+    if num > MAX_MESSAGES:
+        refuse(path, f"has {num} entries, at most {MAX_MESSAGES} are served: {remedy}.")
 
 
 class TimeLimit:

@@ -4,8 +4,9 @@ The types at the door say what is known. A struct may say more, in class variabl
 type of a field that is decoded later (`Kinds` where an object's own type decides, in a list of one
 for a list of them), `REFUSED` says of fields that would change what the model reads why they cannot
 be served and what to do instead, `SILENT` are fields that change nothing in an answer by
-themselves, what an `IS_OPEN` one does not know is the client's own, and `HISTORY` is the field
-of what was said, where only the newest input is refused.
+themselves, what an `IS_OPEN` one does not know is the client's own, `HISTORY` is the field
+of what was said, where only the newest input is refused, and `ENTRIES` another one that has as many
+entries as a conversation at most, where `REMEDY` helps if it has more.
 """
 
 from __future__ import annotations

@@ -369,6 +369,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     `continue_final_message` and `add_generation_prompt` are those of chat completions.
     """
 
+    ENTRIES = "input"
     INNER: ClassVar[dict[str, object]] = {**PLACES, "input": [ITEMS], "tools": [TOOLS]}
     REFUSED: ClassVar[dict[str, str]] = {
         "personality": "names a text of OpenAI's, which is not here: say it in `instructions`."

@@ -25,10 +25,14 @@ from runtime.errors import UnknownConversation
 from runtime.keys import owned
 from store.history.response_rows import ItemRow
 
+_ADD_REST = "add the rest with further requests"
+
 
 class NewConversation(Body):
     """The body of `POST /v1/conversations`: items that it begins with, as in `input`."""
 
+    ENTRIES = "items"
+    REMEDY = _ADD_REST
     INNER: ClassVar[dict[str, object]] = {"items": [ITEMS]}
 
     items: list[msgspec.Raw] | None = None
@@ -44,6 +48,8 @@ class ConversationChange(Body):
 class NewItems(Body):
     """The body of `POST /v1/conversations/{id}/items`, as in `input`."""
 
+    ENTRIES = "items"
+    REMEDY = _ADD_REST
     INNER: ClassVar[dict[str, object]] = {"items": [ITEMS]}
 
     items: list[msgspec.Raw]
@@ -182,8 +188,11 @@ async def delete_item(
 
 async def _rows(request: HttpRequest, raws: list[msgspec.Raw]) -> list[ItemRow]:
     """The items of a body as they are stored. Raises InvalidRequest."""
-    items = [Item(raw, f"items[{i}]") for i, raw in enumerate(raws)]
-    return await request.apart(lambda: given_rows(items))
+
+    def rows() -> list[ItemRow]:
+        return given_rows([Item(raw, f"items[{i}]") for i, raw in enumerate(raws)])
+
+    return await request.apart(rows)
 
 
 def _raws(rows: list[ItemRow]) -> list[msgspec.Raw]:

@@ -233,7 +233,7 @@ async def measure(rounds: int) -> Figures:
 
 
 async def measure_bodies(rounds: int) -> Bodies:
-    """To each route each shape, every time in another field of those that it is meant for."""
+    """To each route each shape, in each of the fields that it is meant for."""
     began, statuses = environment(), Counter[str]()
     spans: dict[str, list[tuple[int, int]]] = {}
     places: dict[str, list[str]] = {}
@@ -242,15 +242,17 @@ async def measure_bodies(rounds: int) -> Bodies:
     async with watched() as (server, beats):
         answered(server.port, greeting)
         answered(server.port, Ask("", "/v1/agents", b'{"id": "nobody"}'))
-        for number in range(rounds):
+        for _ in range(rounds):
             for route in routes(settings, "bench"):
                 spans.setdefault("", []).append(await _span(server, greeting))
-                for one in one_of_each(route, number):
+                for one in one_of_each(route):
                     ask = Ask(one.shape, route.path, one.body, method=route.method)
                     since_ns = time.monotonic_ns()
                     status = await asyncio.to_thread(answered, server.port, ask)
                     spans.setdefault(one.shape, []).append((since_ns, time.monotonic_ns()))
-                    places.setdefault(one.shape, []).append(f"{one.field} of {route.path}")
+                    places.setdefault(one.shape, []).append(
+                        f"{one.field} of {route.path} {one.way}".strip()
+                    )
                     statuses[str(status)] += 1
                     sizes[one.shape] = max(sizes[one.shape], len(one.body))
     of_greeting = stall(greeting.shape, len(greeting.body), spans.pop(""), beats)

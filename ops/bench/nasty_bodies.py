@@ -1,7 +1,9 @@
 """Bodies that are made to take long: shapes that JSON can have, each as large as it may be.
 
 A shape is a value in which one piece is repeated. In the bodies of a route it stands in a field
-that nobody knows, and in each field of the route's own type that it is meant for.
+that nobody knows, and in each field of the route's own type that it is meant for. Where a route can
+answer as a stream or in the background, these are asked for as well, as they repeat what they were
+sent.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ _UNTYPED = {"/v1/prewarm", "/admin/prompt/explain"}
 """They are sent what other routes are, and find out what it is."""
 _TEXTS = ("prompt", "input", "system", "instructions", "user", "session_id", "model", "suffix")
 _LISTS = ("prompt", "input", "stop", "stop_sequences", "include", "tokens", "documents")
+_TURNS = ("messages", "input", "items")
+_ENTRIES = (*dict.fromkeys((*_TURNS, *_LISTS)), "tools")
 _OBJECTS = ("metadata", "logit_bias", "chat_template_kwargs", "options", "extra_body", "format")
+
+
+WAYS: Mapping[str, Mapping[str, object]] = {
+    "": {},
+    "streamed": {"stream": True},
+    "in the background": {"background": True, "store": True},
+}
+"""How an answer is asked for; most of them repeat fields of the request."""
 
 
 class Shape(NamedTuple):
@@ -59,12 +71,12 @@ SHAPES: dict[str, Shape] = {
     "fields with texts": Shape("{", '"k%d":"v",', "}", _OBJECTS),
     "the same field": Shape("{", '"k":1,', "}", _OBJECTS),
     "long names": Shape("{", '"' + "k" * 4000 + '%d":1,', "}", _OBJECTS),
-    "texts": Shape("[", '"a",', "]", _LISTS),
+    "texts": Shape("[", '"a",', "]", _ENTRIES),
     "longer texts": Shape("[", '"' + "a" * 60 + '",', "]", _LISTS),
-    "lists": Shape("[", "[],", "]", _LISTS),
+    "lists": Shape("[", "[],", "]", _ENTRIES),
     "lists of a number": Shape("[", "[1],", "]", _LISTS),
-    "objects": Shape("[", '{"a":1},', "]", ("messages", "tools", "input", "documents")),
-    "numbers": Shape("[", "1,", "]", _LISTS),
+    "objects": Shape("[", '{"a":1},', "]", ("messages", "tools", "input", "items", "documents")),
+    "numbers": Shape("[", "1,", "]", _ENTRIES),
     "longer numbers": Shape("[", "100000,", "]", _LISTS),
     "large exponents": Shape("[", "1.2345678901234567e-300,", "]", _LISTS),
     "biases with large exponents": Shape("{", '"%d":1.7976931348623157e308,', "}", _OBJECTS),
@@ -82,7 +94,13 @@ SHAPES: dict[str, Shape] = {
         "[",
         '{"role":"user","content":"a"},',
         ',{"role":"user","content":"b"}]',
-        ("messages", "input"),
+        ("messages", "input", "items"),
+    ),
+    "numbers in an old message": Shape(
+        '[{"role":"user","content":[', "1,", ']},{"role":"user","content":"a"}]', _TURNS
+    ),
+    "objects in an old message": Shape(
+        '[{"role":"user","content":[', "{},", ']},{"role":"user","content":"a"}]', _TURNS
     ),
     "parts of a message": Shape(
         '[{"role":"user","content":[',
@@ -100,12 +118,10 @@ SHAPES: dict[str, Shape] = {
         ']},{"role":"user","content":"a"}]',
         ("messages",),
     ),
-    "a long message": Shape('[{"role":"user","content":"', "word ", '"}]', ("messages",)),
-    "a long message in Chinese": Shape(
-        '[{"role":"user","content":"', "請把燈", '"}]', ("messages",)
-    ),
+    "a long message": Shape('[{"role":"user","content":"', "word ", '"}]', _TURNS),
+    "a long message in Chinese": Shape('[{"role":"user","content":"', "請把燈", '"}]', _TURNS),
     "unknown fields in a message": Shape(
-        '[{"role":"user","content":"a",', '"k%d":1,', "}]", ("messages", "input")
+        '[{"role":"user","content":"a",', '"k%d":1,', "}]", _TURNS
     ),
     "an image": Shape(
         '[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,',
@@ -158,6 +174,8 @@ class Nasty(NamedTuple):
     shape: str
     field: str
     body: bytes
+    way: str = ""
+    """How it is to be answered, if not at once."""
 
 
 def routes(settings: Settings, model: str) -> list[Route]:
@@ -183,20 +201,26 @@ def _route(kind: RouteKind, handler: HTTPRouteHandler, settings: Settings, model
 
 
 def one_of_each(
-    route: Route, number: int, names: Collection[str] = SHAPES.keys()
+    route: Route, names: Collection[str] = SHAPES.keys(), ways: Collection[str] = WAYS.keys()
 ) -> Iterator[Nasty]:
-    """These shapes, each the largest that is read, the next time in the next of their fields."""
-    for name in names:
-        shape = SHAPES[name]
-        fields = [*(one for one in shape.fields if one in route.fields), "unknown"]
-        field = fields[number % len(fields)]
-        base = {key: value for key, value in _base(route).items() if key != field}
-        begin = json.dumps({**base, field: None}).encode().removesuffix(b"null}")
-        value = shape.within(route.body_bytes - len(begin) - 1, route.parts - 200)
-        yield Nasty(name, field, begin + value + b"}")
+    """These shapes, each the largest that is read, in each of their fields, in each of the ways."""
+    for way in ways:
+        asks = WAYS[way]
+        if not asks.keys() <= route.fields:
+            continue
+        for name in names:
+            shape = SHAPES[name]
+            for field in (*(one for one in shape.fields if one in route.fields), "unknown"):
+                yield Nasty(name, field, _body(route, shape, field, asks), way)
 
 
-def _base(route: Route) -> Mapping[str, object]:
+def _body(route: Route, shape: Shape, field: str, asks: Mapping[str, object]) -> bytes:
+    base = {key: value for key, value in {**_base(route), **asks}.items() if key != field}
+    begin = json.dumps({**base, field: None}).encode().removesuffix(b"null}")
+    return begin + shape.within(route.body_bytes - len(begin) - 1, route.parts - 200) + b"}"
+
+
+def _base(route: Route) -> dict[str, object]:
     """What makes the rest of the body one that is answered."""
     said = {
         "messages": [{"role": "user", "content": "Hi"}],
