@@ -29,7 +29,7 @@ from api.http.expansion import Expansion
 from api.http.gate import Gate
 from api.http.hearth_info import IgnoredInfo, ignored_info
 from api.http.kv_access import KvAccess
-from api.http.limits import ModelName, bounds_of, check_size, narrowed
+from api.http.limits import ModelName, bounds_of, check_entries, check_size, narrowed
 from api.http.refusal import refuse
 from api.http.unused import unused_fields
 from api.observe.record import record_of
@@ -260,6 +260,7 @@ def shape_of(fields: Mapping[str, msgspec.Raw]) -> Shape:
 def _said(messages: msgspec.Raw) -> list[_Spoken]:
     """The messages, of which one that is no object tells nothing."""
     raws = decoded_at(messages, list[msgspec.Raw], "messages")
+    check_entries("messages", len(raws))
     is_object = (bytes(raw).startswith(b"{") for raw in raws)
     return [
         decoded_at(raw, _Spoken, "messages") if known else _Spoken()

@@ -34,7 +34,7 @@ from api.anthropic.schemas import (
 from api.anthropic.signature import reasoning_in
 from api.anthropic.tool_changes import ToolChanges
 from api.http.expansion import Expansion
-from api.http.past import STRICT, Turn
+from api.http.past import STRICT, Turn, tell
 from api.http.refusal import refuse
 from runtime.prompt.compaction import summary_message
 from runtime.prompt.past import line_for
@@ -276,7 +276,7 @@ class Transcript:
             at = f"{path}[{i}]"
             block = block_at(raw, at, turn)
             if isinstance(block, str):
-                self.ignored.append(f"{at} ({block[:64]})")
+                tell(self.ignored, f"{at} ({block[:64]})")
             else:
                 found.append((block, at))
         return found

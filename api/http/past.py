@@ -16,10 +16,14 @@ from typing import Annotated, NamedTuple, TypeVar, Union, cast, get_args, get_or
 
 import msgspec
 
+from api.http.limits import MAX_MESSAGES, SHORTEN, check_entries
 from runtime.errors import InvalidRequest
 from runtime.prompt.past import is_newest
 
 T = TypeVar("T")
+
+MAX_MENDED = MAX_MESSAGES
+"""So many places of a conversation are mended; each takes as long as some of a message's fields."""
 
 RESULT_ROLES = frozenset({"tool", "function"})
 _UNKNOWN = "unknown"
@@ -61,7 +65,7 @@ class Turn:
         except InvalidRequest as error:
             if self.refuses:
                 raise
-            self.ignored.append(error.message)
+            tell(self.ignored, error.message)
             return instead
 
     def mended(self, raw: msgspec.Raw, kind: type[msgspec.Struct], path: str) -> msgspec.Raw:
@@ -84,12 +88,24 @@ class Turn:
         """The arguments of a call: JSON inside of JSON, in which halves of characters may be."""
         whole, num_halves = whole_characters(text)
         if num_halves:
-            self.ignored.append(f"{path} ({halves(num_halves)})")
+            tell(self.ignored, f"{path} ({halves(num_halves)})")
         return whole
 
 
 STRICT = Turn(refuses=True, ignored=[])
 """For what is in no conversation."""
+
+
+def tell(ignored: list[str], what: str) -> None:
+    """Add one more to what of a conversation could not be read.
+
+    Raises:
+        InvalidRequest: it is more than any conversation has that somebody meant.
+    """
+    if len(ignored) >= MAX_MENDED:
+        why = f"More than {MAX_MENDED} places of the conversation cannot be read: {SHORTEN}."
+        raise InvalidRequest(f"{why} One more is: {what[:200]}", "messages")
+    ignored.append(what)
 
 
 def halves(count: int) -> str:
@@ -143,6 +159,9 @@ def with_whole_characters(body: bytes) -> Mended:
 def with_mended_past(body: bytes, kind: type[msgspec.Struct]) -> Mended | None:
     """A body of that type without what was said before in wrong types; None where that is not
     what is wrong with it.
+
+    Raises:
+        InvalidRequest: there is more of it than any conversation has.
     """
     history: str | None = getattr(kind, "HISTORY", None)
     if history is None:
@@ -154,6 +173,7 @@ def with_mended_past(body: bytes, kind: type[msgspec.Struct]) -> Mended | None:
         return None
     hint = next(one.type for one in _fields(kind) if one.name == history)
     part = next(_structs_in(hint))
+    check_entries(history, len(turns))
     ignored: list[str] = []
     for number, raw in enumerate(turns):
         turn = Turn.at(number, len(turns), ignored, is_result=is_result(raw))
@@ -193,7 +213,7 @@ def _mended(value: object, kind: object, path: str, ignored: list[str]) -> objec
                 fields = cast("dict[str, object]", value)
                 return _mended_object(fields, part, path, ignored)
             if (instead := getattr(part, "INSTEAD", None)) is not None:
-                ignored.append(f"{path} (is no object)")
+                tell(ignored, f"{path} (is no object)")
                 return instead
         elif origin is list and isinstance(value, list):
             items = cast("list[object]", value)
@@ -212,12 +232,12 @@ def _mended_object(
             try:
                 kept[name] = _mended(given[name], field.type, at, ignored)
             except _Lost:
-                ignored.append(f"{at} (has a wrong type)")
+                tell(ignored, f"{at} (has a wrong type)")
                 del kept[name]
         if name in kept or not field.required:
             continue
         if name not in given and name in _NAMES:
-            ignored.append(f"{at} (is missing)")
+            tell(ignored, f"{at} (is missing)")
         if name in given or name in _NAMES:
             kept[name] = _stand_in(field.type, name)
     if not _fits(kept, kind):
@@ -232,7 +252,7 @@ def _mended_list(given: list[object], part: object, path: str, ignored: list[str
         try:
             kept.append(_mended(value, part, at, ignored))
         except _Lost:
-            ignored.append(f"{at} (has a wrong type)")
+            tell(ignored, f"{at} (has a wrong type)")
             instead: object = getattr(part, "INSTEAD", None)
             kept += [instead] if instead is not None else []
     return kept

@@ -331,3 +331,46 @@ def test_a_lost_image_is_a_line_where_it_was_and_others_stay_in_their_places(
     assert read.breakpoints[0].at == len(shown)
     assert read.breakpoints[0].num_images == len(read.images)
     assert [read.text[: one.at].count(UNSEEN) for one in read.images] == [1] * len(read.images)
+
+
+# Of which there is more than any conversation has
+
+ONES = [1] * 50_000
+MANY: Mapping[str, tuple[str, Any]] = {
+    "chat": ("chat", {"messages": ONES}),
+    "messages": ("messages", {"max_tokens": 1, "messages": ONES}),
+    "responses": ("responses", {"input": ONES}),
+    "ollama": ("ollama", {"messages": ONES}),
+    "messages that are whole": ("chat", {"messages": [HI] * 20_000}),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_more_entries_than_a_conversation_has_are_refused_when_they_were_counted(case: str) -> None:
+    name, body = MANY[case]
+    field = "input" if name == "responses" else "messages"
+    with pytest.raises(InvalidRequest, match=rf"{field} has .* at most 16384 .*: leave") as refused:
+        asked(name, body)
+    assert refused.value.param == field
+
+
+ODD: Mapping[str, tuple[str, Any]] = {
+    "chat": ("chat", chat(ONES)),
+    "in two": ("chat", {"messages": [*[{"role": "user", "content": ONES[:9000]}] * 2, YES, HI]}),
+    "calls": ("chat", {"messages": [HI, {"role": "assistant", "tool_calls": ONES}, HI]}),
+    "messages": ("messages", messages(ONES)),
+    "responses": ("responses", responses({"role": "user", "content": ONES})),
+    "ollama": ("ollama", {"messages": [{"role": "user", "content": "a", "images": ONES}, HI]}),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_past_with_more_odd_places_than_that_is_refused(case: str) -> None:
+    name, body = ODD[case]
+    with pytest.raises(InvalidRequest, match=r"More than 16384 places .*: leave"):
+        asked(name, body)
+
+
+def test_as_many_as_that_are_mended() -> None:
+    texts = asked("chat", chat(ONES[:16_000])).texts
+    assert len(texts[0].splitlines()) == 16_000
