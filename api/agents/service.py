@@ -30,9 +30,7 @@ from runtime.errors import AgentChanged, AgentExists, UnknownModel
 from runtime.keys import owned, owner, plain
 from store.history import agent_rows, expired_rows
 from store.history.agent_rows import AgentRow, Page
-
-PAGE_BYTES = 16 << 20
-"""So many bytes of configs or of turns are on one page at most, but one of them at least."""
+from store.history.fitting import PAGE_BYTES
 
 
 class Kept(NamedTuple):

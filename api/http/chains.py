@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from api.http.comparisons import Comparisons
 from api.http.expansion import Expansion
+from api.http.limits import check_entries
 from runtime.cache.deletion_log import Receipt
 from runtime.cache.history import History
 from runtime.config.settings import Settings
@@ -68,7 +69,9 @@ class Chains:
             return Chain([], last_id)
 
         def read(connection: Connection) -> Chain:
-            expansion.count(response_rows.chain_bytes(connection, last_id), path)
+            size = response_rows.chain_size(connection, last_id)
+            check_entries(path, size.num_items)
+            expansion.count(size.num_bytes, path)
             return response_rows.chain(connection, last_id)
 
         return await self.history.read(read)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import zlib
-from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 import msgspec
+from sqlalchemy import Connection
 
 from api.http.body import LARGE_BYTES, apart, decoded_at
 from api.http.chains import Chains, Owner
@@ -22,7 +23,9 @@ from api.responses.output import ResponseResource
 from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
 from runtime.keys import owned, plain
 from store.history import response_rows
-from store.history.response_rows import ItemRow, ResponseRow
+from store.history.response_rows import ItemPage, ItemRow, PageWish, ResponseRow
+
+Found = TypeVar("Found")
 
 KIND = "resp_"
 
@@ -44,13 +47,6 @@ ID_KINDS = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
 }
-
-
-class Stored(NamedTuple):
-    """A response with its own input."""
-
-    resource: ResponseResource
-    input: list[msgspec.Raw]
 
 
 class Archive:
@@ -139,23 +135,40 @@ class Archive:
             row, rows = await apart(_num_bytes(items), lambda: _rows(resource, items, asker))
             await self._chains.add(conversation, rows, row.session, asker.received)
 
-    async def find(self, response_id: str) -> Stored:
-        """A response and its own input.
+    async def find(self, response_id: str) -> ResponseResource:
+        """A response.
 
         Raises:
             UnknownResponse: it is not stored.
             StoreUnavailable: the history cannot be read.
         """
+        row, items = await self._stored(response_id, response_rows.get)
+        resource = await apart(
+            len(row.body), lambda: msgspec.json.decode(row.body, type=ResponseResource)
+        )
+        output = [msgspec.Raw(item.body) for item in items if item.is_output]
+        return msgspec.structs.replace(resource, output=output)
+
+    async def input_page(self, response_id: str, wish: PageWish) -> ItemPage | None:
+        """Some of a response's own input; None for no item `after`.
+
+        Raises:
+            UnknownResponse: it is not stored.
+            StoreUnavailable: the history cannot be read.
+        """
+        await self._stored(response_id, response_rows.head)
+        wish = wish._replace(is_of_input=True)
+        return await self._history.read(lambda c: response_rows.page(c, response_id, wish))
+
+    async def _stored(
+        self, response_id: str, read: Callable[[Connection, str], Found | None]
+    ) -> Found:
         found = None
         if plain(response_id).startswith(KIND):
-            found = await self._history.read(lambda c: response_rows.get(c, response_id))
+            found = await self._history.read(lambda connection: read(connection, response_id))
         if found is None:
             raise UnknownResponse(plain(response_id), self._history.note)
-        row, items = found
-        resource = msgspec.json.decode(row.body, type=ResponseResource)
-        output = [msgspec.Raw(item.body) for item in items if item.is_output]
-        given = [msgspec.Raw(item.body) for item in items if not item.is_output]
-        return Stored(msgspec.structs.replace(resource, output=output), given)
+        return found
 
     async def events(self, response_id: str) -> bytes | None:
         """The events of a response that was made in the background, as they were told.

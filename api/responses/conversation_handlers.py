@@ -19,11 +19,10 @@ from api.responses.archive import given_rows
 from api.responses.conversations import Conversation
 from api.responses.items import Item
 from api.responses.output import ItemList
-from api.responses.pages import Order, page_of
+from api.responses.pages import Order, list_of
 from api.responses.service import ResponseService
-from runtime.errors import UnknownConversation
 from runtime.keys import owned
-from store.history.response_rows import ItemRow
+from store.history.response_rows import ItemPage, ItemRow, PageWish
 
 _ADD_REST = "add the rest with further requests"
 
@@ -137,7 +136,7 @@ async def add_items(
     """Store more items behind those that a conversation has; they are the answer."""
     rows = await _rows(request, data.items)
     await responses.archive.conversations.add(_mine(request, conversation_id), rows)
-    page = page_of(_raws(rows), max(1, len(rows)), "asc", None)
+    page = list_of(ItemPage(rows, has_more=False))
     page.hearth = ignored_info(await request.unused_fields(NewItems))
     return Response(page)
 
@@ -152,8 +151,8 @@ async def list_items(
     after: FromQuery[str | None] = None,
 ) -> ItemList:
     """The items of a conversation, a page at a time."""
-    rows = await responses.archive.conversations.items(_mine(request, conversation_id))
-    return page_of(_raws(rows), limit, order, after)
+    key, wish = _mine(request, conversation_id), PageWish(limit, order == "desc", after)
+    return list_of(await responses.archive.conversations.page(key, wish), after)
 
 
 @get(_ITEM, tags=["OpenAI"], responses=documented(StoredItem))
@@ -164,12 +163,8 @@ async def get_item(
     responses: NamedDependency[ResponseService],
 ) -> Response[msgspec.Raw]:
     """One item of a conversation."""
-    rows = await responses.archive.conversations.items(_mine(request, conversation_id))
-    found = next((row for row in rows if row.id == item_id), None)
-    if found is None:
-        message = f"The conversation {conversation_id[:80]!r} has no item {item_id[:80]!r}."
-        raise UnknownConversation(message, "item_id")
-    return Response(msgspec.Raw(found.body))
+    key = _mine(request, conversation_id)
+    return Response(msgspec.Raw(await responses.archive.conversations.item(key, item_id)))
 
 
 @delete(_ITEM, status_code=200, tags=["OpenAI"], responses=documented(Conversation))
@@ -193,10 +188,6 @@ async def _rows(request: HttpRequest, raws: list[msgspec.Raw]) -> list[ItemRow]:
         return given_rows([Item(raw, f"items[{i}]") for i, raw in enumerate(raws)])
 
     return await request.apart(rows)
-
-
-def _raws(rows: list[ItemRow]) -> list[msgspec.Raw]:
-    return [msgspec.Raw(row.body) for row in rows]
 
 
 def _mine(request: HttpRequest, conversation_id: str) -> str:

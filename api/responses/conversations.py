@@ -23,7 +23,7 @@ from api.responses.items import Item
 from runtime.errors import UnknownConversation
 from runtime.keys import owned, plain
 from store.history import response_rows
-from store.history.response_rows import Chain, ItemRow, ResponseRow
+from store.history.response_rows import Chain, ItemPage, ItemRow, PageWish, ResponseRow
 
 KIND = "conv_"
 
@@ -61,11 +61,26 @@ class Conversations:
 
     async def find(self, key: str) -> Conversation:
         """A stored one, without its items. Raises UnknownConversation."""
-        return msgspec.json.decode((await self._stored(key))[0].body, type=Conversation)
+        self._check_kind(key)
+        found = await self._history.read(lambda connection: response_rows.head(connection, key))
+        if found is None:
+            self._refuse_unknown(key)
+        return msgspec.json.decode(found.body, type=Conversation)
 
-    async def items(self, key: str) -> list[ItemRow]:
-        """The items of a stored one, in order. Raises UnknownConversation."""
-        return (await self._stored(key))[1]
+    async def page(self, key: str, wish: PageWish) -> ItemPage | None:
+        """Some items of a stored one; None for no item `after`. Raises UnknownConversation."""
+        await self.find(key)
+        return await self._history.read(
+            lambda connection: response_rows.page(connection, key, wish)
+        )
+
+    async def item(self, key: str, item_id: str) -> bytes:
+        """The JSON of an item of a stored one. Raises UnknownConversation."""
+        await self.find(key)
+        found = await self._history.read(lambda c: response_rows.own_item(c, key, item_id))
+        if found is None:
+            self._refuse_unknown(key, item_id)
+        return found
 
     async def past(self, key: str, expansion: Expansion) -> list[Item]:
         """The items of a stored one, to be gone on from.
@@ -111,13 +126,6 @@ class Conversations:
         """Delete a stored one with its items. Raises UnknownConversation."""
         if not await self._chains.remove(key, KIND):
             self._refuse_unknown(key)
-
-    async def _stored(self, key: str) -> tuple[ResponseRow, list[ItemRow]]:
-        self._check_kind(key)
-        found = await self._history.read(lambda connection: response_rows.get(connection, key))
-        if found is None:
-            self._refuse_unknown(key)
-        return found
 
     def _check_kind(self, key: str) -> None:
         if not plain(key).startswith(KIND):

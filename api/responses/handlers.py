@@ -45,7 +45,7 @@ from api.responses.output import (
     ItemList,
     ResponseResource,
 )
-from api.responses.pages import Order, page_of
+from api.responses.pages import Order, list_of
 from api.responses.service import ResponseService
 from api.responses.stream import (
     Foresee,
@@ -61,6 +61,7 @@ from runtime.keys import owned
 from runtime.prewarm.growing import Following
 from runtime.prompt.compaction import summary_request
 from runtime.types import ChatPrompt, GenerateRequest, ModelSpec
+from store.history.response_rows import PageWish
 
 MAX_PATIENCE_S = 1.0
 """A model that is loaded accepts within that; one that must be loaded shows signs of life."""
@@ -178,7 +179,7 @@ async def get_response(
     """A stored response; with `stream`, its events, also while it is made in the background."""
     mine = _mine(request, response_id)
     events = await responses.events_of(mine) if stream else None
-    resource = (await responses.find(mine)).resource
+    resource = await responses.find(mine)
     if not stream:
         return Response(resource)
     return _followed(events, resource, starting_after)
@@ -225,8 +226,8 @@ async def list_input_items(
     after: FromQuery[str | None] = None,
 ) -> ItemList:
     """The items of a stored response's own input, a page at a time."""
-    stored = await responses.find(_mine(request, response_id))
-    return page_of(stored.input, limit, order, after)
+    wish = PageWish(limit, order == "desc", after)
+    return list_of(await responses.archive.input_page(_mine(request, response_id), wish), after)
 
 
 @get(["/v1/responses", "/responses"], tags=["OpenAI"], sync_to_thread=False)

@@ -12,7 +12,7 @@ import structlog
 from api.http.body import apart
 from api.http.event_log import EventLog
 from api.http.sse import told
-from api.responses.archive import Archive, Stored
+from api.responses.archive import Archive
 from api.responses.items import Item
 from api.responses.output import ResponseErrorBody, ResponseResource
 from api.responses.stream import ResponseDraft, ResponsesStream
@@ -87,7 +87,7 @@ class ResponseService:
         stored = await self.archive.events(response_id)
         return None if stored is None else EventLog(stored, is_complete=True)
 
-    async def find(self, response_id: str) -> Stored:
+    async def find(self, response_id: str) -> ResponseResource:
         """A stored response as it is now.
 
         Raises:
@@ -96,14 +96,12 @@ class ResponseService:
         """
         was_underway = self.is_underway(response_id)
         stored = await self.archive.find(response_id)
-        if stored.resource.status not in UNDERWAY:
+        if stored.status not in UNDERWAY:
             return stored
         # It may have ended while the history was read, which then still says that it is queued.
         if was_underway or self.is_underway(response_id):
-            now = msgspec.structs.replace(stored.resource, status="in_progress")
-        else:
-            now = msgspec.structs.replace(stored.resource, status="failed", error=INTERRUPTED)
-        return stored._replace(resource=now)
+            return msgspec.structs.replace(stored, status="in_progress")
+        return msgspec.structs.replace(stored, status="failed", error=INTERRUPTED)
 
     async def cancel(self, response_id: str) -> ResponseResource:
         """End a response that is being made; one that is complete stays as it is.
@@ -116,7 +114,7 @@ class ResponseService:
         reply = await self._end(response_id)
         if reply is not None and not is_made_later:
             return reply.failed(Aborted("The response was cancelled."))
-        return (await self.find(response_id)).resource
+        return await self.find(response_id)
 
     async def remove(self, response_id: str) -> None:
         """Delete a stored response, which is ended first if it is still being made.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
+from store.history.fitting import fitting
 from store.history.history_tables import Agent, LeftSession, Turn, TurnMessage
 
 
@@ -119,22 +120,10 @@ def listing(
         seen = select(Agent.number).where(Agent.id == after).scalar_subquery()
         sizes = sizes.where(Agent.number < seen)
     found = [(number, size) for number, size in connection.execute(sizes.limit(limit + 1))]
-    numbers = _fitting(found[:limit], most_bytes)
+    numbers = fitting(found[:limit], most_bytes)
     rows = select(*_AGENT).where(Agent.number.in_(numbers)).order_by(newest_first)
     page = [AgentRow(*row) for row in connection.execute(rows)]
     return AgentPage(page, has_more=len(found) > len(page))
-
-
-def _fitting(sizes: Iterable[tuple[int, int]], most_bytes: int | None) -> list[int]:
-    """The first of these numbers, each with its bytes, that fit together; one at least."""
-    fitting: list[int] = []
-    total = 0
-    for number, size in sizes:
-        total += size
-        if fitting and most_bytes is not None and total > most_bytes:
-            break
-        fitting.append(number)
-    return fitting
 
 
 def change(connection: Connection, row: AgentRow) -> bool:
@@ -175,7 +164,7 @@ def turns(connection: Connection, session: str, page: Page) -> list[TurnRow]:
     if page.after is not None:
         is_beyond = Turn.number < page.after if page.is_newest_first else Turn.number > page.after
         sizes = sizes.where(is_beyond)
-    ids = _fitting([(one, size) for one, size in connection.execute(sizes)], page.most_bytes)
+    ids = fitting([(one, size) for one, size in connection.execute(sizes)], page.most_bytes)
     rows = select(Turn.id, *_TURN).where(Turn.id.in_(ids)).order_by(order)
     found = connection.execute(rows).all()
     said: dict[int, list[bytes]] = {row[0]: [] for row in found}

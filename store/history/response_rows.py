@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import CTE, Connection, delete, func, insert, literal, or_, select, update
 from sqlalchemy.orm import aliased
 
+from store.history.fitting import PAGE_BYTES, fitting
 from store.history.history_tables import Response, ResponseEvents, ResponseItem
 
 MAX_CHAIN = 10_000
@@ -28,6 +29,26 @@ class ItemRow(NamedTuple):
     id: str
     body: bytes
     is_output: bool
+
+
+class PageWish(NamedTuple):
+    """Which items to read: `limit` of them behind the one with the id `after`, the newest first if
+    asked. Fewer where they have more than `most_bytes`, but one at least.
+    """
+
+    limit: int
+    is_newest_first: bool
+    after: str | None
+    most_bytes: int = PAGE_BYTES
+    is_of_input: bool = False
+    """What the model made is left out."""
+
+
+class ItemPage(NamedTuple):
+    """Items in order, and whether there are more behind them."""
+
+    items: list[ItemRow]
+    has_more: bool
 
 
 class FoundItem(NamedTuple):
@@ -52,6 +73,13 @@ class Chain(NamedTuple):
 
     items: list[ItemRow]
     missing: str | None = None
+
+
+class ChainSize(NamedTuple):
+    """How much there is to read."""
+
+    num_items: int
+    num_bytes: int
 
 
 def put(connection: Connection, row: ResponseRow, items: Iterable[ItemRow], now_s: float) -> None:
@@ -132,15 +160,55 @@ def remove_item(connection: Connection, response_id: str, item_id: str) -> bool:
     return bool(connection.execute(delete(ResponseItem).where(is_meant)).rowcount)
 
 
-def get(connection: Connection, response_id: str) -> tuple[ResponseRow, list[ItemRow]] | None:
-    """A response and its own items, in order."""
+def head(connection: Connection, response_id: str) -> ResponseRow | None:
+    """A response without its items."""
     columns = select(
         Response.id, Response.previous_id, Response.body, Response.created_s, Response.session
     )
     found = connection.execute(columns.where(Response.id == response_id)).first()
-    if found is None:
-        return None
-    return ResponseRow(*found), _items(connection, response_id)
+    return None if found is None else ResponseRow(*found)
+
+
+def get(connection: Connection, response_id: str) -> tuple[ResponseRow, list[ItemRow]] | None:
+    """A response and its own items, in order."""
+    row = head(connection, response_id)
+    return None if row is None else (row, _items(connection, response_id))
+
+
+def page(connection: Connection, response_id: str, wish: PageWish) -> ItemPage | None:
+    """Some items of a response, nothing else of which is read; None where no item is `after`."""
+    number = select(Response.number).where(Response.id == response_id).scalar_subquery()
+    is_meant = ResponseItem.response_number == number
+    if wish.is_of_input:
+        is_meant &= ResponseItem.is_output.is_(False)
+    place = ResponseItem.position
+    order = place.desc() if wish.is_newest_first else place.asc()
+    sizes = select(ResponseItem.number, func.length(ResponseItem.body)).where(is_meant)
+    if wish.after is not None:
+        seen = select(place).where(is_meant, ResponseItem.id == wish.after).order_by(order)
+        last = connection.execute(seen.limit(1)).scalar()
+        if last is None:
+            return None
+        sizes = sizes.where(place < last if wish.is_newest_first else place > last)
+    found = [
+        (one, size) for one, size in connection.execute(sizes.order_by(order).limit(wish.limit + 1))
+    ]
+    numbers = fitting(found[: wish.limit], wish.most_bytes)
+    columns = select(ResponseItem.id, ResponseItem.body, ResponseItem.is_output)
+    rows = columns.where(ResponseItem.number.in_(numbers)).order_by(order)
+    items = [ItemRow(*row) for row in connection.execute(rows)]
+    return ItemPage(items, has_more=len(found) > len(items))
+
+
+def own_item(connection: Connection, response_id: str, item_id: str) -> bytes | None:
+    """The JSON of an item of a response."""
+    rows = (
+        select(ResponseItem.body)
+        .join(Response, Response.number == ResponseItem.response_number)
+        .where(Response.id == response_id, ResponseItem.id == item_id)
+        .order_by(ResponseItem.position)
+    )
+    return connection.execute(rows.limit(1)).scalar()
 
 
 def chain(connection: Connection, response_id: str) -> Chain:
@@ -154,11 +222,12 @@ def chain(connection: Connection, response_id: str) -> Chain:
     return Chain([item for one_id, _ in ids for item in _items(connection, one_id)])
 
 
-def chain_bytes(connection: Connection, response_id: str) -> int:
-    """What the items of that chain have, without reading them."""
+def chain_size(connection: Connection, response_id: str) -> ChainSize:
+    """How many items that chain has, and their bytes, without reading them."""
     numbers = select(_links(response_id).c.number)
-    total = select(func.coalesce(func.sum(func.length(ResponseItem.body)), 0))
-    return connection.execute(total.where(ResponseItem.response_number.in_(numbers))).scalar_one()
+    num_bytes = func.coalesce(func.sum(func.length(ResponseItem.body)), 0)
+    total = select(func.count(), num_bytes).where(ResponseItem.response_number.in_(numbers))
+    return ChainSize(*connection.execute(total).one())
 
 
 def find_items(

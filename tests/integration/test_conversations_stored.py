@@ -197,3 +197,29 @@ def test_an_item_that_only_a_conversation_has_can_be_referred_to_by_its_owner(
     refused(bob)
     alice.conversations.items.delete(added, conversation_id=talk.id)
     refused(alice)
+
+
+def test_a_page_of_items_is_bounded_and_all_of_them_are_found(server: RunningServer) -> None:
+    client = client_of(server)
+    talk = client.conversations.create()
+    for number in range(3):
+        text = f"{number}" + "x" * 7_000_000
+        client.conversations.items.create(
+            talk.id, items=[{"type": "message", "role": "user", "content": text}]
+        )
+    page = client.conversations.items.list(talk.id, order="asc")
+    assert (len(page.data), page.has_more) == (2, True)
+    found: list[Any] = [*client.conversations.items.list(talk.id, order="asc")]
+    assert [item.content[0].text[0] for item in found] == ["0", "1", "2"]
+
+
+def test_more_items_than_a_conversation_has_are_not_gone_on_from(server: RunningServer) -> None:
+    client = client_of(server)
+    talk = client.conversations.create()
+    short: Any = {"role": "user", "content": "a"}
+    with pytest.raises(openai.BadRequestError, match=r"items has 16385 .* further requests"):
+        client.conversations.items.create(talk.id, items=[short] * 16_385)
+    for _ in range(2):
+        client.conversations.items.create(talk.id, items=[short] * 9_000)
+    with pytest.raises(openai.BadRequestError, match=r"conversation has 18000 entries"):
+        said(client, talk.id, "And now?")

@@ -17,9 +17,10 @@ from api.http.chains import Chains
 from api.http.expansion import Expansion
 from api.observe.metrics import Meter, Metrics
 from api.openai.response_schemas import ItemHead, ResponseRequest
-from api.responses.archive import Archive, Stored
+from api.responses.archive import Archive
 from api.responses.convert import items_of, plan_of
 from api.responses.items import Item
+from api.responses.output import ResponseResource
 from api.responses.service import ResponseService
 from api.responses.stream import ResponseDraft, new_response_id
 from runtime.cache.figures import DiskFigures, KvFigures
@@ -65,7 +66,7 @@ class HeldArchive(Archive):
         self.may_tell = asyncio.Event()
 
     @override
-    async def find(self, response_id: str) -> Stored:
+    async def find(self, response_id: str) -> ResponseResource:
         found = await super().find(response_id)
         self.num_read += 1
         await self.may_tell.wait()
@@ -117,8 +118,8 @@ async def test_who_asks_while_it_ends_is_not_told_that_it_was_interrupted(tmp_pa
         await until(lambda: archive.num_read, "the history was read")
         await made.finish(desk)
         archive.may_tell.set()
-        assert (await asked).resource.status == "in_progress"
-        assert (await desk.find(made.id)).resource.status == "completed"
+        assert (await asked).status == "in_progress"
+        assert (await desk.find(made.id)).status == "completed"
 
 
 async def test_events_are_the_same_after_a_restart_and_go_with_the_response(tmp_path: Path) -> None:

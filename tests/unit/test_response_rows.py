@@ -8,7 +8,7 @@ from store.database import Database
 from store.history import response_rows
 from store.history.expired_rows import expire_responses
 from store.history.quota import FAMILIES, HistoryCapacity, make_room, used_bytes
-from store.history.response_rows import Chain, ItemRow, ResponseRow
+from store.history.response_rows import Chain, ItemRow, PageWish, ResponseRow
 
 
 def item(name: str, *, is_output: bool = False) -> ItemRow:
@@ -56,13 +56,13 @@ def test_a_chain_has_all_items_from_its_beginning(database: Database) -> None:
     }
 
 
-def test_the_bytes_of_a_chain_are_known_before_it_is_read(database: Database) -> None:
+def test_the_size_of_a_chain_is_known_before_it_is_read(database: Database) -> None:
     database.submit(put_family).result()
     for end in "abcd":
         chain = database.read(lambda c, end=end: response_rows.chain(c, end))
-        num_bytes = database.read(lambda c, end=end: response_rows.chain_bytes(c, end))
-        assert num_bytes == sum(len(row.body) for row in chain.items)
-    assert database.read(lambda c: response_rows.chain_bytes(c, "z")) == 0
+        size = database.read(lambda c, end=end: response_rows.chain_size(c, end))
+        assert size == (len(chain.items), sum(len(row.body) for row in chain.items))
+    assert database.read(lambda c: response_rows.chain_size(c, "z")) == (0, 0)
 
 
 def test_of_items_with_one_id_the_newest_is_found_among_any_number(database: Database) -> None:
@@ -121,3 +121,39 @@ def test_ends_make_room_before_beginnings(database: Database) -> None:
     assert names(database.read(lambda c: response_rows.chain(c, "r3")))[-1] == "out_r3"
     assert database.read(lambda c: response_rows.chain(c, "r4")).missing == "r4"
     assert len(FAMILIES) == 3
+
+
+def paged(database: Database, wish: PageWish) -> tuple[list[str], bool] | None:
+    """The ids of a page of `a`, and whether more follow."""
+    found = database.read(lambda c: response_rows.page(c, "a", wish))
+    return None if found is None else ([row.id for row in found.items], found.has_more)
+
+
+def test_items_are_read_a_page_at_a_time_in_either_order(database: Database) -> None:
+    rows = [item(f"i{number}", is_output=number == 2) for number in range(5)]
+    put_row = ResponseRow("a", None, b"", created_s=0.0)
+    database.submit(lambda c: response_rows.put(c, put_row, rows, 0)).result()
+    database.submit(put_family).result()
+    database.submit(lambda c: response_rows.put(c, put_row, rows, 0)).result()
+    oldest, newest = PageWish(2, False, None), PageWish(2, True, None)
+    assert paged(database, oldest) == (["i0", "i1"], True)
+    assert paged(database, newest) == (["i4", "i3"], True)
+    assert paged(database, oldest._replace(after="i2")) == (["i3", "i4"], False)
+    assert paged(database, newest._replace(after="i1")) == (["i0"], False)
+    assert paged(database, oldest._replace(after="in_b")) is None
+    assert paged(database, oldest._replace(is_of_input=True, limit=9)) == (
+        ["i0", "i1", "i3", "i4"],
+        False,
+    )
+    assert database.read(lambda c: response_rows.own_item(c, "a", "i3")) == b'"i3"'
+    assert database.read(lambda c: response_rows.own_item(c, "a", "in_b")) is None
+
+
+def test_a_page_has_so_many_bytes_at_most_and_one_item_at_least(database: Database) -> None:
+    rows = [ItemRow(f"i{number}", b"x" * 10, is_output=False) for number in range(5)]
+    put_row = ResponseRow("a", None, b"", created_s=0.0)
+    database.submit(lambda c: response_rows.put(c, put_row, rows, 0)).result()
+    wish = PageWish(4, False, None, most_bytes=29)
+    assert paged(database, wish) == (["i0", "i1"], True)
+    assert paged(database, wish._replace(most_bytes=3)) == (["i0"], True)
+    assert paged(database, wish._replace(most_bytes=3, after="i3")) == (["i4"], False)
