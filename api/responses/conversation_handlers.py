@@ -20,6 +20,7 @@ from api.responses.conversations import Conversation
 from api.responses.items import Item
 from api.responses.output import ItemList
 from api.responses.pages import Order, list_of
+from api.responses.repeated import check_metadata
 from api.responses.service import ResponseService
 from runtime.keys import owned
 from store.history.response_rows import ItemPage, ItemRow, PageWish
@@ -84,6 +85,7 @@ async def create_conversation(
     responses: NamedDependency[ResponseService],
 ) -> Response[Conversation]:
     """Store a conversation, to be named by `conversation` in responses."""
+    check_metadata(data.metadata)
     rows = await _rows(request, data.items or [])
     tenant = tenant_of(request.scope)
     made = await responses.archive.conversations.begin(tenant, data.metadata or {}, rows)
@@ -109,6 +111,7 @@ async def change_conversation(
     responses: NamedDependency[ResponseService],
 ) -> Response[Conversation]:
     """Replace the metadata of a stored conversation."""
+    check_metadata(data.metadata)
     conversations = responses.archive.conversations
     changed = await conversations.change(_mine(request, conversation_id), data.metadata)
     changed.hearth = ignored_info(await request.unused_fields(ConversationChange))

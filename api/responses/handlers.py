@@ -46,6 +46,7 @@ from api.responses.output import (
     ResponseResource,
 )
 from api.responses.pages import Order, list_of
+from api.responses.repeated import check_repeated
 from api.responses.service import ResponseService
 from api.responses.stream import (
     Foresee,
@@ -328,6 +329,7 @@ async def _planned(
     previous_id = owned(caller.tenant, given) if given is not None else None
     if responses.is_underway(previous_id):
         refuse("previous_response_id", "is still being made: wait until it is complete.")
+    await request.apart(lambda: check_repeated(data))
     items = await request.apart(lambda: items_of(data))
     stored = Expansion.allowed(spec, gate.settings)
     new = await responses.archive.resolved(items, caller.tenant, stored)

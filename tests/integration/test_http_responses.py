@@ -84,12 +84,12 @@ def test_a_stored_conversation_survives_a_kill(tmp_path: Path, models_dir: Path)
 def test_the_oldest_conversation_makes_room_from_its_end(tmp_path: Path, models_dir: Path) -> None:
     config = config_of(models_dir, "history_max_bytes = 450000\n")
     with running(tmp_path, config=config) as server:
-        metadata = {"note": "x" * 100_000}
-        old = made(server, metadata=metadata)
-        end = made(server, metadata=metadata, previous_response_id=old["id"])
-        other = made(server, metadata=metadata)
+        long = {"safety_identifier": "x" * 100_000}
+        old = made(server, **long)
+        end = made(server, **long, previous_response_id=old["id"])
+        other = made(server, **long)
         made(server, previous_response_id=old["id"])
-        last = made(server, metadata=metadata)
+        last = made(server, **long)
         kept = [
             server.get(f"{RESPONSES}/{one['id']}").status_code for one in (old, end, other, last)
         ]
