@@ -304,7 +304,8 @@ class GenerateRequest(Struct, frozen=True):
     its name may. The last message of a `prefill` is still being written where `written_by` names
     the request that writes it: nothing behind its breakpoint is computed, and it may be computed
     while only that one decodes. `ignored` is what was found to have no effect before it came to
-    the worker, which tells it with the answer.
+    the worker, which tells it with the answer. With `is_default_max` its `max_tokens` is what the
+    server's settings say, and no wish of the client's.
     """
 
     request_id: str
@@ -337,6 +338,7 @@ class GenerateRequest(Struct, frozen=True):
     speculates: bool = False
     written_by: str | None = None
     ignored: tuple[str, ...] = ()
+    is_default_max: bool = False
 
     def context_within(self, loaded: int) -> int:
         """How many tokens prompt and answer may have where the loaded model has so many."""

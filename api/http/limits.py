@@ -192,7 +192,9 @@ def narrowed(request: GenerateRequest, limits: RouteLimits) -> GenerateRequest:
     if (most := limits.output_tokens) is not None:
         wanted = request.max_tokens
         max_tokens = most if wanted is None else min(wanted, most)
-        request = msgspec.structs.replace(request, max_tokens=max_tokens)
+        request = msgspec.structs.replace(
+            request, max_tokens=max_tokens, is_default_max=wanted is None
+        )
     if limits.time_s is not None:
         deadline_s = min(request.deadline_s, limits.time_s)
         idle_s = min(request.idle_s, deadline_s / 2)

@@ -38,6 +38,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
         prompt=prompt,
         sampling=sampling,
         max_tokens=own.max_tokens if request.max_tokens is None else request.max_tokens,
+        is_default_max=request.is_default_max or request.max_tokens is None,
         cache=cache,
         priority=priority,
         context=spec.context,

@@ -136,12 +136,16 @@ def test_codex_compaction_is_computed_from_its_own_words_on_also_after_a_kill(tm
         assert "kept_tools" not in after.rules
 
 
+@pytest.mark.parametrize(
+    "usual", ["", "max_tokens = 1024\n", "[limits.generate]\noutput_tokens = 1024\n"]
+)
 def test_codex_compaction_near_the_full_window_is_computed_from_its_own_words_on(
-    tmp_path: Path,
+    tmp_path: Path, usual: str
 ):
     """Codex compacts when nine tenths of the window are used, and says no `max_output_tokens`."""
     context = 2048
-    with running(tmp_path, config=f"{CONFIG}[models.hearth-tiny]\ncontext = {context}\n") as server:
+    config = f"{CONFIG}[models.hearth-tiny]\ncontext = {context}\n{usual}"
+    with running(tmp_path, config=config) as server:
         codex = Codex()
         before = codex.ask(server, TASK)
         while before.num_prompt + before.num_output <= 0.87 * context:

@@ -14,8 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.http.limits import narrowed
+from runtime.config.limits import GenerateLimits
+from runtime.config.settings import ModelSettings, Settings
 from runtime.prompt.kept_tools import packed, with_tools_of
-from runtime.types import ChatPrompt, GenerateRequest, Message, Tool, ToolChoice
+from runtime.supervisor.supervision_rules import with_settings
+from runtime.types import ChatPrompt, GenerateRequest, Message, ModelSpec, Tool, ToolChoice
 from runtime.worker.input.compose import Composed
 from runtime.worker.input.explain import explain
 from runtime.worker.input.kept import leaves_room
@@ -223,6 +227,23 @@ def test_room_for_a_summary_is_what_the_request_may_say_or_a_sixteenth(
     )
     assert leaves_room(context - least, context, request)
     assert not leaves_room(context - least + 1, context, request)
+
+
+@pytest.mark.parametrize(("max_tokens", "least"), [(1024, 128), (100, 100)])
+def test_a_default_of_the_server_is_no_wish_for_an_answer_of_that_length(
+    max_tokens: int, least: int
+):
+    request = GenerateRequest(request_id="r", model="m", prompt=ChatPrompt(()))
+    spec = ModelSpec(id="m", path="/m", context=2048, model_type="t", nbytes=1, created_s=1)
+    models = {"m": ModelSettings(max_tokens=max_tokens)}
+    by_model = with_settings(request, spec, Settings(home=Path("/nowhere"), models=models))
+    by_route = narrowed(request, GenerateLimits(output_tokens=max_tokens))
+    for usual in (by_model, with_settings(by_route, spec, Settings(home=Path("/nowhere")))):
+        assert usual.max_tokens == max_tokens
+        assert leaves_room(2048 - least, 2048, usual)
+        assert not leaves_room(2048 - least + 1, 2048, usual)
+    asked = msgspec.structs.replace(request, max_tokens=1024)
+    assert not leaves_room(2048 - 255, 2048, narrowed(asked, GenerateLimits(output_tokens=1024)))
 
 
 def test_who_only_counts_is_told_of_what_was_sent(talk: Talk):

@@ -48,12 +48,14 @@ def kept_turns(turns: TurnStore, bare: Sequence[bytes], found: Found | None) -> 
 
 
 def leaves_room(num_tokens: int, context: int, request: GenerateRequest) -> bool:
-    """What the answer may have is left for it, or else enough for a summary.
+    """What the client wants for the answer is left for it, or else enough for a summary.
 
-    Clients compact when nine tenths are used, so more than a sixteenth would never be there.
+    Clients compact when nine tenths are used, so more than a sixteenth would never be there. An
+    answer's usual length, of the server's settings, is nothing that the client wants.
     """
-    if (most := request.max_tokens) is None:
-        room = min(context // _SUMMARY_SHARE, _SUMMARY_TOKENS)
+    most = context if request.max_tokens is None else request.max_tokens
+    if request.max_tokens is None or request.is_default_max:
+        room = min(most, context // _SUMMARY_SHARE, _SUMMARY_TOKENS)
     else:
         room = min(most, context // _ANSWER_SHARE)
     is_allowed = num_tokens <= (request.max_prompt_tokens or context)
