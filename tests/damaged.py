@@ -128,7 +128,6 @@ DAMAGES = st.sampled_from(
         *(_GONE, None, 5, True, [], [7], {}, HALF, "{", "", {"odd": {"at": [1]}}),
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
         {"type": "web_search_call", "id": "w", "status": "completed"},
-        {"type": "item_reference", "id": "msg_unknown"},
         {"type": "compaction", "encrypted_content": "of another server"},
         [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{PNG}"}}],
         [{"type": "image", "source": {"type": "file", "file_id": "file_unknown"}}],

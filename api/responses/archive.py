@@ -14,13 +14,13 @@ from sqlalchemy import Connection
 from api.http.body import LARGE_BYTES, apart, decoded_at
 from api.http.chains import Chains, Owner
 from api.http.expansion import Expansion
-from api.http.past import Turn
+from api.http.refusal import refuse
 from api.openai.fields import Raws
 from api.openai.response_schemas import ItemHead
 from api.responses import conversations
-from api.responses.items import Item, head_of, lost_item
+from api.responses.items import Item, head_of
 from api.responses.output import ResponseResource
-from runtime.errors import InvalidRequest, UnknownPrevious, UnknownResponse
+from runtime.errors import UnknownPrevious, UnknownResponse
 from runtime.keys import owned, plain
 from store.history import response_rows
 from store.history.response_rows import ItemPage, ItemRow, PageWish, ResponseRow
@@ -85,8 +85,8 @@ class Archive:
         """The items, each reference replaced by what of the tenant it refers to.
 
         Raises:
-            InvalidRequest: an item is malformed, refers to nothing that is stored, or to more than
-                the request may still come to.
+            InvalidRequest: an item is malformed, refers to nothing that is stored, wherever it
+                stands, or to more than the request may still come to.
             StoreUnavailable: the history cannot be read.
         """
         references = await apart(_num_bytes(items), lambda: _references(items))
@@ -94,19 +94,22 @@ class Archive:
             return list(items)
         kinds = (KIND, conversations.KIND)
         bodies = await self._chains.found_items(kinds, tenant, references, expansion)
-        ignored: list[str] = []
+        for path, item_id in references.items():
+            if item_id not in bodies:
+                self._refuse_unknown(path, item_id)
 
-        def found(number: int, item: Item) -> Item:
-            item_id = references.get(item.path)
-            if item_id is None:
-                return item
-            if (body := bodies.get(item_id)) is not None:
-                return item._replace(raw=msgspec.Raw(body), is_stored=True)
-            turn = Turn.at(number, len(items), ignored)
-            turn.read(lambda: _refuse_unknown(item.path, item_id), None)
-            return lost_item(item, "item_reference", ignored[-1])
+        def found(item: Item) -> Item:
+            body = bodies.get(references.get(item.path, ""))
+            return item if body is None else item._replace(raw=msgspec.Raw(body), is_stored=True)
 
-        return [found(number, item) for number, item in enumerate(items)]
+        return [found(item) for item in items]
+
+    def _refuse_unknown(self, path: str, item_id: str) -> NoReturn:
+        refuse(
+            path,
+            f"refers to the item {item_id[:80]!r}, which is not stored: it was not kept, was "
+            f"deleted, or was not used for too long. Send the item itself.{self._history.note}",
+        )
 
     async def keep(
         self, resource: ResponseResource, items: Sequence[Item], asker: Owner, events: bytes = b""
@@ -202,12 +205,7 @@ def _conversation_of(resource: ResponseResource, asker: Owner) -> str | None:
 def _references(items: Sequence[Item]) -> dict[str, str]:
     """The ids that items refer to, by the paths of these."""
     heads = zip(items, map(head_of, items), strict=True)
-    return {item.path: head.id or "" for item, head in heads if head.type == "item_reference"}
-
-
-def _refuse_unknown(path: str, item_id: str) -> NoReturn:
-    why = f"{path} refers to the item {item_id[:80]!r}, which is not stored: send the item itself."
-    raise InvalidRequest(why, path)
+    return {item.path: head.id for item, head in heads if head.type == "item_reference" and head.id}
 
 
 def _num_bytes(items: Sequence[Item]) -> int:

@@ -322,9 +322,13 @@ def test_items_are_referred_to_by_their_ids(client: OpenAI, model: Path) -> None
     by_id: Any = [{"type": "item_reference", "id": said.id}, question]
     itself: Any = [{"role": "assistant", "content": "let me see"}, question]
     assert count(client, by_id) == count(client, itself)
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model="calm", input=[{"type": "item_reference", "id": "msg_0"}])
-    assert caught.value.param == "input[0]"
+    unknown: Any = {"type": "item_reference", "id": "msg_0"}
+    for items in ([unknown], [unknown, question]):
+        with pytest.raises(openai.BadRequestError, match=r"msg_0.* not stored.* itself") as no:
+            client.responses.create(model="calm", input=items)
+        assert no.value.param == "input[0]"
+    nameless: Any = {"type": "item_reference"}
+    assert count(client, [nameless, question]) > count(client, [question])
 
 
 def test_what_was_not_stored_cannot_be_gone_on_from(client: OpenAI, model: Path) -> None:
