@@ -149,14 +149,21 @@ class Thinking(Struct, frozen=True):
     """How much the model is to think; None leaves it to its template.
 
     After `budget_tokens` tokens the reasoning is closed and the answer begins. `is_adaptive` leaves
-    it to the model at each turn. `fields` are the places of the request that say it.
+    it to the model at each turn. It `is_switched_on` where a switch says so, whatever else is said
+    of how much. `fields` are the places of the request that say it.
     """
 
     is_enabled: bool | None = None
     effort: str | None = None
     budget_tokens: int | None = None
     is_adaptive: bool = False
+    is_switched_on: bool = False
     fields: tuple[str, ...] = ()
+
+    @classmethod
+    def switched(cls, is_on: bool | None, *fields: str) -> Thinking:
+        """What a switch says that is on or off, or not there."""
+        return cls(is_enabled=is_on, is_switched_on=bool(is_on), fields=fields)
 
     @property
     def is_unsaid(self) -> bool:

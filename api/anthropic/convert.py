@@ -267,13 +267,19 @@ def _thinking(data: CountRequest, door: ConversionContext) -> Thinking:
     said = ("thinking",) if effort is None else ("thinking", "output_config.effort")
     match data.thinking:
         case None if _thinks_by_default(door):
-            return Thinking(is_enabled=True, effort=effort, fields=said[1:])
+            return Thinking(is_enabled=True, effort=effort, is_switched_on=True, fields=said[1:])
         case None:
             return Thinking(is_enabled=False)
         case ThinkingField(type="disabled" | "between_tools"):
             return Thinking(is_enabled=False, fields=said[:1])
         case ThinkingField(type="enabled", budget_tokens=budget):
-            return Thinking(is_enabled=True, effort=effort, budget_tokens=budget, fields=said)
+            return Thinking(
+                is_enabled=True,
+                effort=effort,
+                budget_tokens=budget,
+                is_switched_on=True,
+                fields=said,
+            )
         case ThinkingField(type="adaptive"):
             return Thinking(is_enabled=True, effort=effort, is_adaptive=True, fields=said)
         case _:

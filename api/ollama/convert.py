@@ -155,7 +155,7 @@ def _constraint(form: msgspec.Raw) -> Constraint | None:
 
 def _thinking(think: bool | str | None) -> Thinking:
     if think is None or isinstance(think, bool):
-        return Thinking(is_enabled=think, fields=("think",) if think is not None else ())
+        return Thinking.switched(think, *(() if think is None else ("think",)))
     if think not in _EFFORTS:
         message = f"think is {think[:32]!r}: use true, false or one of {', '.join(_EFFORTS)}."
         raise InvalidRequest(message, "think")

@@ -78,7 +78,11 @@ def decided(sources: Sequence[Thinking]) -> Thinking:
         budget_tokens = one.budget_tokens if budget_tokens is None else budget_tokens
     fields = tuple(dict.fromkeys(field for one in sources for field in one.fields))
     return Thinking(
-        is_enabled=is_enabled, effort=effort, budget_tokens=budget_tokens, fields=fields
+        is_enabled=is_enabled,
+        effort=effort,
+        budget_tokens=budget_tokens,
+        is_switched_on=is_enabled is True and any(one.is_switched_on for one in sources),
+        fields=fields,
     )
 
 
@@ -86,7 +90,7 @@ def stated(controls: Controls) -> Thinking:
     """What one object says. `enable_thinking` counts before `thinking`, `reasoning`, effort."""
     said: list[Thinking] = []
     if (switch := controls.enable_thinking) is not None:
-        wish = in_words(switch) if isinstance(switch, str) else Thinking(is_enabled=switch)
+        wish = in_words(switch) if isinstance(switch, str) else Thinking.switched(switch)
         said.append(_told_by("enable_thinking", wish))
     if controls.thinking is not None:
         said.append(_told_by("thinking", _of_thinking(controls.thinking)))
@@ -103,7 +107,7 @@ def in_words(word: str) -> Thinking:
     """`enabled`, `off`, `auto`; any other word is an effort."""
     lowered = word.strip().lower()
     if lowered in _YES:
-        return Thinking(is_enabled=True)
+        return Thinking.switched(True)
     if lowered in _AS_IT_LIKES or not lowered:
         return Thinking()
     return of_effort(lowered)
@@ -129,19 +133,19 @@ def of_reasoning(fields: ReasoningFields) -> Thinking:
     """The object `reasoning`."""
     words = [in_words(word) for word in (fields.type, fields.level) if word is not None]
     given = [of_effort(fields.effort), *words, of_budget(fields.max_tokens)]
-    return decided([Thinking(is_enabled=fields.enabled), *given])
+    return decided([Thinking.switched(fields.enabled), *given])
 
 
 def _of_thinking(field: ThinkingField) -> Thinking:
     match field:
         case bool():
-            return Thinking(is_enabled=field)
+            return Thinking.switched(field)
         case str():
             return in_words(field)
         case ThinkingFields():
             words = [in_words(field.type)] if field.type is not None else []
             given = [of_effort(field.effort), of_budget(field.budget_tokens)]
-            return decided([Thinking(is_enabled=field.enabled), *words, *given])
+            return decided([Thinking.switched(field.enabled), *words, *given])
 
 
 def nested(raws: Raws, at: str) -> Thinking:

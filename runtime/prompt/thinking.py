@@ -35,15 +35,15 @@ def is_heeded(wish: Thinking, responds: frozenset[str], *, has_block: bool, is_o
 def expects_thoughts(wish: Thinking, responds: frozenset[str], *, by_default: bool) -> bool:
     """Whether the model is known to think though its prompt opens no thoughts.
 
-    `by_default` says that its template has it think unless it is told not to. A switch that is
-    turned on without a word on how much says it as well. An effort, a budget and a choice left to
-    the model do so only for a template with a switch: agents send them to every model.
+    `by_default` says that its template has it think unless it is told not to. A switch of the
+    request that is on says it as well, whatever is said beside it. An effort, a budget or a choice
+    left to the model says it only to a template with a switch: agents send them to every model.
     """
     if wish.is_enabled is False or (wish.effort is not None and wish.effort.lower() in OFF):
         return False
     is_on = wish.is_enabled is True or wish.effort is not None
-    is_bare = (wish.effort, wish.budget_tokens, wish.is_adaptive) == (None, None, False)
-    return by_default or (is_on and (is_bare or bool(responds & set(SWITCHES))))
+    has_switch = bool(responds & set(SWITCHES))
+    return by_default or wish.is_switched_on or (is_on and has_switch)
 
 
 def switches(

@@ -52,7 +52,7 @@ def with_settings(request: GenerateRequest, spec: ModelSpec, settings: Settings)
 def _chat_with(prompt: ChatPrompt, own: ModelSettings) -> ChatPrompt:
     """What a model's settings say of prompts, where this one does not."""
     if prompt.thinking.is_unsaid and own.thinking is not None:
-        prompt = msgspec.structs.replace(prompt, thinking=Thinking(is_enabled=own.thinking))
+        prompt = msgspec.structs.replace(prompt, thinking=Thinking.switched(own.thinking))
     if own.template:
         said = {EFFORT} if prompt.thinking.effort is not None else set[str]()
         usual = {name: one for name, one in own.template.items() if name not in said}

@@ -117,6 +117,8 @@ THINKING: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {}),
     ("qwen3", {"reasoning_effort": "high"}),
     ("unswitched", {"enable_thinking": True}),
+    ("unswitched", {"enable_thinking": True, "reasoning_effort": "high"}),
+    ("unswitched", {"thinking": {"type": "enabled", "budget_tokens": 500}}),
 ]
 """Models whose prompts open no thoughts, and requests by which they think."""
 

@@ -93,7 +93,7 @@ def test_tool_choices(given: Any, expected: ToolChoice) -> None:
         ({"thinking": {"type": "disabled"}}, Thinking(is_enabled=False)),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 2048}},
-            Thinking(is_enabled=True, budget_tokens=2048),
+            Thinking(is_enabled=True, budget_tokens=2048, is_switched_on=True),
         ),
         (
             {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},

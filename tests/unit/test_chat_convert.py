@@ -37,7 +37,7 @@ USER = {"role": "user", "content": "hi"}
 LOOK: dict[str, Any] = {"name": "look", "parameters": {"type": "object"}}
 TOOL: dict[str, Any] = {"type": "function", "function": LOOK}
 SHOWN = Tool(name="look", parameters='{"type": "object"}')
-ON, OFF = Thinking(is_enabled=True), Thinking(is_enabled=False)
+ON, OFF = Thinking.switched(True), Thinking.switched(False)
 
 
 def generate(caller: Caller | None = None, **body: Any) -> GenerateRequest:
@@ -202,7 +202,7 @@ def test_a_models_template_has_its_arguments_unless_a_request_gives_them(
         ({"thinking": {"type": "disabled"}}, OFF),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 9}},
-            Thinking(is_enabled=True, budget_tokens=9),
+            replace(ON, budget_tokens=9),
         ),
         ({"thinking": {"type": "disabled", "budget_tokens": 0}}, OFF),
         ({"reasoning": {"max_tokens": 0}}, OFF),
@@ -216,7 +216,7 @@ def test_a_models_template_has_its_arguments_unless_a_request_gives_them(
         ({"reasoning": {"type": "adaptive"}}, Thinking()),
         ({"reasoning": {"level": "high"}}, Thinking(is_enabled=True, effort="high")),
         ({"reasoning": {"level": "off"}}, OFF),
-        ({"reasoning": {"type": "on", "level": "low"}}, Thinking(is_enabled=True, effort="low")),
+        ({"reasoning": {"type": "on", "level": "low"}}, replace(ON, effort="low")),
         (
             {"reasoning": {"effort": "low", "level": "high"}},
             Thinking(is_enabled=True, effort="low"),

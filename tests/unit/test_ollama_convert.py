@@ -108,7 +108,7 @@ def test_a_conversation_with_a_tool_reads_as_everywhere_else():
             Message(role="tool", text="a cat", tool_call_id=made.id, name="look"),
         ),
         tools=(Tool(name="look", parameters='{"type":"object"}'),),
-        thinking=Thinking(is_enabled=True, fields=("think",)),
+        thinking=Thinking.switched(True, "think"),
         continues_last=True,
     )
 

@@ -353,7 +353,7 @@ def test_formats_are_constraints() -> None:
             {"enable_thinking": False, "reasoning": {"effort": "high"}},
             Thinking(is_enabled=False, effort="high"),
         ),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, Thinking(is_enabled=True)),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, Thinking.switched(True)),
         ({"metadata": {"enable_thinking": "false"}}, Thinking(is_enabled=False)),
     ],
 )

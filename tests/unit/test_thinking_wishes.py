@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from runtime.prompt.thinking import expects_thoughts, is_heeded
 from runtime.types import Thinking
 
 NOTHING = frozenset[str]()
-ON, OFF = Thinking(is_enabled=True), Thinking(is_enabled=False)
+ON, OFF = Thinking.switched(True), Thinking.switched(False)
 LOW = Thinking(is_enabled=True, effort="low")
 BUDGET = Thinking(is_enabled=True, budget_tokens=9)
 
@@ -52,6 +53,8 @@ def test_a_template_with_a_switch_heeds_every_wish(switch: str, wish: Thinking):
         (LOW, False, True),
         (Thinking(effort="low"), False, True),
         (BUDGET, False, True),
+        (replace(ON, effort="low"), True, True),
+        (replace(ON, budget_tokens=9), True, True),
         (Thinking(is_enabled=True, is_adaptive=True), False, True),
     ],
 )
