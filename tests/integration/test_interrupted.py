@@ -184,3 +184,47 @@ async def test_what_was_said_before_a_restart_cut_it_is_reused(tmp_path: Path, m
         alone = second.post(CHAT, {"model": "tiny", "messages": [ASKED], "max_tokens": 1}).json()
     num_said = sum(1 for one in pieces if one)
     assert cached >= alone["usage"]["prompt_tokens"] + num_said - 1
+
+
+async def cut_by_us(
+    server: RunningServer, protocol: Protocol, body: dict[str, Any], path: str, method: str = "POST"
+) -> list[str]:
+    """What a client read whose request was cancelled at that path after 60 pieces; `{}` in it is
+    the answer's id.
+    """
+    pieces: list[str] = []
+    is_cut, answer_id = False, ""
+    async with (
+        server.client() as client,
+        client.stream("POST", protocol.path, json=body | {"stream": True}) as response,
+    ):
+        async for line in response.aiter_lines():
+            event = read(line)
+            if event is None or "error" in event:
+                continue
+            answer_id = answer_id or event.get("response", event).get("id", "")
+            if event.get("choices") != [] and (text := protocol.text(event)):
+                pieces.append(text)
+            if len(pieces) >= 60 and not is_cut:
+                is_cut = True
+                ended = server.request(method, path.format(answer_id), json={})
+                assert ended.status_code < 300, ended.text
+    assert is_cut
+    await until(lambda: server.figure("hearth_running") == 0, "the request has ended")
+    return pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("responses", "/v1/responses/{}/cancel"), ("chat", "/admin/requests/{}/cancel")],
+)
+async def test_what_was_cancelled_is_reused(server: RunningServer, name: str, path: str):
+    protocol = PROTOCOLS[name]
+    asked = ASKED | {"content": f"cancelled {name} " + ASKED["content"]}
+    body = protocol.body([asked]) | {"model": "tiny"}
+    pieces = await cut_by_us(server, protocol, body, path)
+    half = {"role": "assistant", "content": "".join(pieces)}
+    answer = server.post(protocol.path, body | protocol.body([asked, half, GO_ON]) | SHORT[name])
+    alone = server.post(CHAT, {"model": "tiny", "messages": [asked], "max_tokens": 1}).json()
+    cached = protocol.cached(answer.json())
+    assert cached >= alone["usage"]["prompt_tokens"] + 60 - 1
