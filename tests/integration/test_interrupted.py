@@ -228,3 +228,19 @@ async def test_what_was_cancelled_is_reused(server: RunningServer, name: str, pa
     alone = server.post(CHAT, {"model": "tiny", "messages": [asked], "max_tokens": 1}).json()
     cached = protocol.cached(answer.json())
     assert cached >= alone["usage"]["prompt_tokens"] + 60 - 1
+
+
+async def test_what_its_deadline_cut_is_reused(tmp_path: Path, models_dir: Path):
+    config = CONFIG.format(models_dir) + "[limits.generate]\ntime_s = 0.5\n"
+    protocol = PROTOCOLS["chat"]
+    body = protocol.body([ASKED]) | {"model": "tiny"}
+    with running(tmp_path, config=config) as server:
+        server.post(CHAT, {"model": "tiny", "messages": [GO_ON], "max_tokens": 1})
+        pieces = await left_after(server, protocol, body | {"max_tokens": 100_000}, 100_000)
+        assert pieces
+        half = {"role": "assistant", "content": "".join(pieces)}
+        body |= protocol.body([ASKED, half, GO_ON]) | SHORT["chat"]
+        usage = server.post(CHAT, body).json()["usage"]
+        alone = server.post(CHAT, {"model": "tiny", "messages": [ASKED], "max_tokens": 1}).json()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= alone["usage"]["prompt_tokens"] + len(pieces) - 2
