@@ -7,6 +7,7 @@ a file that was damaged before.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
@@ -21,6 +22,7 @@ from tests.oracle.talking import PLAIN, TOO_SLOW, Answer, check_same, files_in, 
 from tests.oracle.world import World
 from tests.running_server import RunningServer, running
 from tests.tiny_models import write_model
+from tests.waiting import until
 
 TINY: dict[str, Any] = {
     "num_hidden_layers": 1,
@@ -82,6 +84,8 @@ class Damaged(World):
         return [path for path in paths if not said.isdisjoint(self.sightings.of(path))]
 
     def file_of_one(self) -> Path:
+        """One of its files; what was cut is written again a while later."""
+        asyncio.run(until(lambda: self.files_of(self.one), "a file of what is damaged"))
         return self.chance.choice(self.files_of(self.one))
 
 
