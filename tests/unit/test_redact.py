@@ -14,7 +14,7 @@ from api.observe.log_output import Format, configure_logging
 from api.observe.redact import HIDDEN, hiding
 from runtime.errors import InvalidRequest
 
-CANARY = "zebra harbour 7351"
+CANARY = "zebra harbour 7351x9"
 KEY = "hearth-Qk3vJ8sXw2LmN5pR7tY9uA1bC4dE6fG0"
 
 
