@@ -22,7 +22,7 @@ from typing_extensions import override
 from api.observe.traces import ToldOnce
 from tests.running_server import CHAT, ROOT, RunningServer, running
 
-CANARY = "zebra harbour 7351"
+CANARY = "zebra harbour 7351x9"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
