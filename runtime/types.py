@@ -616,13 +616,15 @@ class TemplateForms(Struct, frozen=True):
 
     `content`: texts are strings, lists of parts, or one or the other by role. `system`: there is
     such a role, or its text is in a user's turn. `tools`, `calls` and `results` have forms of its
-    own, or are given as text. `lost` is what it leaves out in every form.
+    own, or are given as text. It takes `arguments` of calls as objects, or only as texts in JSON.
+    `lost` is what it leaves out in every form.
     """
 
     content: Literal["string", "parts", "mixed"] = "string"
     system: Literal["native", "user"] = "native"
     tools: Literal["native", "generic"] = "native"
     calls: Literal["native", "generic"] = "native"
+    arguments: Literal["object", "text"] = "object"
     results: Literal["native", "generic"] = "native"
     lost: tuple[str, ...] = ()
 

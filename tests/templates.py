@@ -271,6 +271,26 @@ ONE_CALL = """\
 FIRST_CALL = ONE_CALL.replace("message.tool_calls | length != 1", "false")
 """Shows the first of several calls."""
 
+TEXT_ARGUMENTS = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.tool_calls %}
+{%- for one in message.tool_calls %}
+{%- if loop.first %}{{ message.content + '<｜tool▁calls▁begin｜>' }}{% endif %}
+{{- '<｜tool▁call▁begin｜>' + one.function.name + '<｜tool▁sep｜>' + one.function.arguments }}
+{{- '<｜tool▁call▁end｜>' }}{% endfor %}<｜tool▁calls▁end｜>
+{%- else %}{{ message.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+"""Takes the arguments of calls as a text only, as DeepSeek V3.1's own does."""
+
+PRINTED_ARGUMENTS = TEXT_ARGUMENTS.replace(
+    "one.function.name + '<｜tool▁sep｜>' + one.function.arguments",
+    "one.function.name ~ '<｜tool▁sep｜>' ~ one.function.arguments",
+)
+"""Writes arguments that are an object as Python does."""
+
 FIRST_USER = """\
 {% for message in messages %}{% if loop.first or message.role != 'user' %}<|im_start|>\
 {{ message.role }}
@@ -296,6 +316,8 @@ TEMPLATES = {
     "nine_letters": NINE_LETTERS,
     "one_call": ONE_CALL,
     "first_call": FIRST_CALL,
+    "text_arguments": TEXT_ARGUMENTS,
+    "printed_arguments": PRINTED_ARGUMENTS,
 }
 
 

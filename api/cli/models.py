@@ -157,11 +157,12 @@ def template_lines(forms: TemplateForms | None) -> list[str]:
     if forms is None:
         return ["it has no chat template: only /v1/completions"]
     ways = {"native": "in the template's own form", "generic": "as text", "user": "as a user's"}
+    arguments = " (arguments as JSON in a string)" if forms.arguments == "text" else ""
     return [
         f"texts: {_CONTENTS[forms.content]}",
         f"system prompt: {ways[forms.system]}",
         f"tools: {ways[forms.tools]}",
-        f"calls: {ways[forms.calls]}",
+        f"calls: {ways[forms.calls]}{arguments}",
         f"results: {ways[forms.results]}",
         f"left out: {', '.join(forms.lost) or 'nothing'}",
     ]

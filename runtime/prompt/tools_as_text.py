@@ -145,14 +145,14 @@ def as_text(message: Message) -> Message:
 
 
 def _call(call: ToolCall) -> str:
-    name = json.dumps(call.name, ensure_ascii=False)
-    return f'{CALL_START}\n{{"name": {name}, "arguments": {_arguments(call)}}}\n{CALL_END}'
+    name, arguments = json.dumps(call.name, ensure_ascii=False), arguments_json(call.arguments)
+    return f'{CALL_START}\n{{"name": {name}, "arguments": {arguments}}}\n{CALL_END}'
 
 
-def _arguments(call: ToolCall) -> str:
-    """As JSON, in one spelling; what is none is given as a text."""
+def arguments_json(text: str) -> str:
+    """The arguments of a call as JSON, in one spelling; what is none is given as a text."""
     try:
-        value: object = json.loads(call.arguments)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
-        value = call.arguments
+        value = text
     return json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.running_server import CHAT, RunningServer, hearth, running
-from tests.templates import FIRST_USER, PARTS, STRICT_CALLS
+from tests.templates import FIRST_USER, PARTS, STRICT_CALLS, TEXT_ARGUMENTS
 
 BROKEN = "{% for message in messages %}\n{{ message.content }}\n{% if %}\n{% endfor %}"
 ASKED: list[dict[str, Any]] = [
@@ -28,7 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterat
     shutil.copytree(models_dir / "tiny", folder / "parts")
     (folder / "parts" / "chat_template.jinja").write_text(PARTS)
     config = f'models_dir = "{folder}"\ndefault_model = "parts"\nmax_loaded_models = 2\n'
-    for name, text in (("first", FIRST_USER), ("strict", STRICT_CALLS), ("broken", BROKEN)):
+    texts = {"first": FIRST_USER, "strict": STRICT_CALLS, "joins": TEXT_ARGUMENTS, "broken": BROKEN}
+    for name, text in texts.items():
         file = files / f"{name}.jinja"
         file.write_text(text)
         place = f'path = "{models_dir / "tiny"}"\nchat_template = "{file}"'
@@ -53,6 +54,7 @@ def test_a_template_that_loops_over_parts_shows_what_came_as_a_string(server: Ru
         "system": "native",
         "tools": "generic",
         "calls": "generic",
+        "arguments": "object",
         "results": "generic",
         "lost": ["thoughts"],
     }
@@ -85,6 +87,10 @@ def test_a_model_is_checked_without_a_request(server: RunningServer):
     assert checked.returncode == 1
     shown = json.loads(hearth("models", "check", "strict", "--json", **variables).stdout)
     assert shown["template"]["lost"] == ["text beside calls", "thoughts"]
+    joins = hearth("models", "check", "joins", **variables).stdout
+    assert "calls: in the template's own form (arguments as JSON in a string)" in joins
+    joined = card(server, "joins")
+    assert (joined["tools"], joined["template"]["arguments"]) == ("native", "text")
     broken = hearth("models", "check", "broken", **variables)
     assert broken.returncode == 1
     assert "line 3" in broken.stderr

@@ -36,9 +36,11 @@ FORMS = {
     "effort": NONE,
     "gemma": NONE,
     "no_calls": ToolForms(calls=False),
+    "printed_arguments": NATIVE,
     "qwen3": NATIVE,
     "role_ends": NATIVE,
     "smollm2": NONE,
+    "text_arguments": NATIVE,
 }
 LOSING = sorted(name for name, forms in FORMS.items() if forms == NONE)
 SPOKEN = with_generic_calls(Dialect())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.prompt.arrange import BEGUN_BEFORE, NO_ANSWER
-from runtime.types import Message, Tool, ToolCall
+from runtime.types import Message, Tool, ToolCall, ToolCallDelta
 from runtime.worker.input.template import Template
 from runtime.worker.input.turns import TurnStore
+from runtime.worker.output.dialect import Dialect
+from runtime.worker.output.families import find, speaking
+from runtime.worker.output.parser import OutputParser
+from runtime.worker.output.tools import RequestTools
 from tests.damaged import DAMAGES, HISTORIES, conversation, damaged
 from tests.templates import TEMPLATES, template_of
 from tests.unit.test_compose import Talk
@@ -33,7 +38,7 @@ def told(name: str, *messages: Message) -> tuple[str, dict[str, int]]:
     """What the model reads, and by which rules it was changed."""
     talk = Talk(template(name), TurnStore(), needs_state=False)
     composed = talk.compose(*messages, tools=(TOOL,))
-    text = talk.text_of(composed.token_ids)
+    text = talk.template.text_of(list(composed.token_ids))
     return text, {change.rule: change.num_places for change in composed.changes}
 
 
@@ -100,6 +105,31 @@ def test_a_lenient_template_is_given_everything_as_it_came():
     others = [user("two"), calling("c3"), user("three"), Message(role="assistant"), user("four")]
     _, rules = told("qwen3", user("one"), *history, *others)
     assert rules == {}
+
+
+@pytest.mark.parametrize("name", ["text_arguments", "printed_arguments"])
+def test_arguments_that_a_template_takes_as_text_only_are_as_the_model_wrote_them(name: str):
+    written = '{"at": ["Zürich", 7, null], "to": {"a": "\\"<b>\\n"}}'
+    raw = (
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>"
+        f"{written}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    )
+    family = find(TEMPLATES[name], ())
+    assert family is not None
+    parser = OutputParser(speaking(family, Dialect()), index=0, tools=RequestTools.of((TOOL,)))
+    chunks = [*parser.feed(raw), *parser.finish()]
+    said = "".join(one.arguments for one in chunks if isinstance(one, ToolCallDelta))
+    assert said == written
+    forms = template(name).forms
+    assert (forms.tools, forms.calls, forms.results) == ("native", "native", "native")
+    assert forms.arguments == "text"
+    spellings = [said, json.dumps(json.loads(said), separators=(",", ":"))]
+    for arguments in spellings:
+        call = ToolCall(id="a1", name="look", arguments=arguments)
+        answer = Message(role="assistant", text="I look.", tool_calls=(call,))
+        text, rules = told(name, user("one"), answer, result("a1"), user("two"))
+        assert raw in text
+        assert rules == {}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -26,6 +26,7 @@ _CALL = ToolCall(id="call00001", name="qvlook", arguments='{"at": 7}')
 _TOOL = Tool(name="qvlook", description="Look.", parameters='{"type": "object", "properties": {}}')
 _MAX_HEADS = 16
 _ARGUMENT = "qvargument"
+_AS_PYTHON = repr({"at": _ARGUMENT})
 _MADE = ToolCall(id="call00001", name="qvlook", arguments=json.dumps({"at": _ARGUMENT}))
 
 
@@ -270,13 +271,15 @@ def tool_forms_of(render: Render) -> ToolForms:
     return forms._replace(splits=is_shown and _any_has(_ARGUMENT, talks))
 
 
-def content_forms_of(
-    render: Callable[[Sequence[Message], ContentForms], str | None], picture: str, mark: str
-) -> ContentForms:
+RenderIn = Callable[[ChatPrompt, ContentForms], str | None]
+"""A conversation as text in these forms; None where the template refuses it."""
+
+
+def content_forms_of(render: RenderIn, picture: str, mark: str) -> ContentForms:
     """In which form a template shows what messages say, role by role.
 
-    A string is tried first, then a list of parts. A `picture` that it does not show among parts is
-    tried as its `mark` in a string.
+    A string is tried first, then a list of parts; arguments of calls as objects, then as texts. A
+    `picture` that it does not show among parts is tried as its `mark` in a string.
     """
     roles: tuple[tuple[Role, ...], ...] = (
         ("user",),
@@ -289,14 +292,18 @@ def content_forms_of(
         role = talk[0] if talk[0] == "system" else talk[-1]
         word = _WORDS[talk.index(role)]
         words = zip(talk, _WORDS, strict=False)
-        messages = [_message(one, text, has_result="tool" in talk) for one, text in words]
+        messages = (_message(one, text, has_result="tool" in talk) for one, text in words)
+        prompt = ChatPrompt(messages=tuple(messages))
+        if role == "tool":
+            forms = _with_arguments(render, forms)
         tried = (forms, forms.with_parts(role))
-        texts = (render(messages, one) for one in tried)
+        texts = (render(prompt, one) for one in tried)
         found = (one for one, text in zip(tried, texts, strict=True) if word in (text or ""))
         forms = next(found, forms)
     if not picture:
         return forms
-    seen = [Message(role="user", text=_WORDS[0], images=(Image(at=0, field=""),))]
+    message = Message(role="user", text=_WORDS[0], images=(Image(at=0, field=""),))
+    seen = ChatPrompt(messages=(message,))
     marked = forms._replace(picture_mark=mark)
     for one in (forms, marked):
         text = render(seen, one) or ""
@@ -304,6 +311,22 @@ def content_forms_of(
         if picture in text and _WORDS[0] in text and _TYPE not in text:
             return one
     return forms
+
+
+def _with_arguments(render: RenderIn, forms: ContentForms) -> ContentForms:
+    """The forms with arguments as texts, where only these are shown as JSON."""
+    as_text = forms._replace(has_text_arguments=True)
+    talks = [
+        ChatPrompt(messages=(_ASKED, _calling(_MADE.id), *rest), tools=tools)
+        for rest in ((), (_returned(_MADE.id),), (_returned(_MADE.id), _ANSWERED, _ASKED))
+        for tools in ((), (_TOOL,))
+    ]
+    for talk in talks:
+        text = render(talk, forms) or ""
+        if _ARGUMENT in text and _AS_PYTHON not in text:
+            return forms
+    is_shown = any(_MADE.arguments in (render(talk, as_text) or "") for talk in talks)
+    return as_text if is_shown else forms
 
 
 def forms_told(content: ContentForms, tools: ToolForms, probe: Probe) -> TemplateForms:
@@ -314,6 +337,7 @@ def forms_told(content: ContentForms, tools: ToolForms, probe: Probe) -> Templat
         system="native" if probe.system else "user",
         tools="native" if tools.tools else "generic",
         calls="native" if tools.calls else "generic",
+        arguments="text" if content.has_text_arguments else "object",
         results="native" if tools.results else "generic",
         lost=probe.lost,
     )

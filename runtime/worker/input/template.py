@@ -264,8 +264,7 @@ class Template:
     def content_forms(self) -> ContentForms:
         """In which form the template shows what messages say."""
 
-        def render(messages: Sequence[Message], forms: ContentForms) -> str | None:
-            prompt = ChatPrompt(messages=tuple(messages))
+        def render(prompt: ChatPrompt, forms: ContentForms) -> str | None:
             try:
                 return self._rendered(prompt, {}, opens_answer=False, forms=forms)
             except InvalidRequest:

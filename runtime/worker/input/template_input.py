@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from runtime.prompt.tools_as_text import arguments_json
 from runtime.types import ChatPrompt, Message, Role, Tool
 
 
@@ -15,10 +16,12 @@ class ContentForms(NamedTuple):
     """How a template wants what messages say: as a string, or of these roles as a list of parts.
 
     Pictures are parts among texts, or where there is a `picture_mark` that mark in the string.
+    The arguments of calls are objects, or texts in JSON.
     """
 
     parts: frozenset[Role] = frozenset()
     picture_mark: str = ""
+    has_text_arguments: bool = False
 
     def with_parts(self, role: Role) -> ContentForms:
         return self._replace(parts=self.parts | {role})
@@ -48,11 +51,12 @@ def template_message(message: Message, forms: ContentForms = STRINGS) -> dict[st
     if message.reasoning is not None:
         rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
+        arguments = arguments_json if forms.has_text_arguments else _arguments
         rendered["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": arguments(call.arguments)},
             }
             for call in message.tool_calls
         ]
