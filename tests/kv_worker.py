@@ -37,8 +37,7 @@ from runtime.kv_messages import (
     Want,
 )
 from store.block_names import HashChain
-from store.blocks.head_file import read_head
-from store.blocks.heads import Heads, Whom
+from store.blocks.heads import Heads, TurnedAway, Whom
 from store.blocks.index import Index
 from store.blocks.slots import Slots
 from store.errors import SlotMissing
@@ -145,7 +144,6 @@ class KvWorker:
         self.deleted: list[tuple[int, str]] = []
         """With their numbers."""
         self.num_open = 0
-        self.staged: dict[str, array[int]] = {}
         self.damaged: list[bytes] = []
         self.num_ended = 0
         self.state = KvState.of(Caches(make), CHAIN, hot_bytes)
@@ -209,15 +207,12 @@ class KvWorker:
         assert self.heads is not None
         assert ended.path is not None
         try:
-            self.staged[ended.head_id] = array("I", read_head(Path(ended.path)).token_ids)
-            published = self.heads.publish(Path(ended.path), ended.received)
+            published = self.heads.publish(Path(ended.path), ended.received, ended.ends)
         except SlotMissing:
             return
-        if published is None:
+        if isinstance(published, TurnedAway):
             self.tiers.hear(Kept(head_id=ended.head_id, is_kept=False))
-            token_ids = self.staged.pop(ended.head_id)
-            names = names_of(token_ids, ended.ends) - self.names_in_use()
-            names -= {one.name for one in self.heads.kept.blocks}
+            names = {one.name for one in published.gone} - self.names_in_use()
             self.tiers.hear(Drop(number=0, names=tuple(names)))
             return
         self.num_ended += 1
@@ -227,8 +222,8 @@ class KvWorker:
     def names_in_use(self) -> set[bytes]:
         return {name for one in self.memory_heads.values() for name in one.names}
 
-    def delete(self, session: str, chains: Sequence[Sequence[int]] = ()) -> None:
-        """Delete a session, whose heads had these tokens; the ends of others are not known here."""
+    def delete(self, session: str) -> None:
+        """Delete a session."""
         self.settle()
         self.number += 1
         names: set[bytes] = set()
@@ -238,9 +233,6 @@ class KvWorker:
         if self.heads is not None:
             key = conversation_key(SECRET, session)
             names |= {one.name for one in self.heads.delete(Whom(session=key))}
-            for token_ids in chains:
-                names |= names_of(token_ids, range(1, len(token_ids) + 1))
-            names -= {one.name for one in self.heads.kept.blocks}
         names -= self.names_in_use()
         self.tiers.hear(Drop(number=self.number, names=tuple(names)))
 

@@ -14,7 +14,8 @@ who has found that block finds the heads that end behind it in one folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -49,15 +50,20 @@ T = TypeVar("T")
 
 
 class Whom(NamedTuple):
-    """Which heads are meant: those of a session, of a model's name, of both, or all."""
+    """Which heads are meant: those of a session, of a model's name, of these model hashes, of what
+    of that is given, or all.
+    """
 
     asked: bytes | None = None
     session: bytes | None = None
+    models: Collection[bytes] | None = None
 
-    def means(self, owner: Owner) -> bool:
-        """Whether a head of this owner is meant."""
-        is_asked = self.asked is None or owner.asked == self.asked
-        return is_asked and (self.session is None or owner.session == self.session)
+    def means(self, head: Head) -> bool:
+        """Whether this head is meant."""
+        is_asked = self.asked is None or head.owner.asked == self.asked
+        is_of_model = self.models is None or head.model in self.models
+        is_of_session = self.session is None or head.owner.session == self.session
+        return is_asked and is_of_model and is_of_session
 
 
 class Deletion(NamedTuple):
@@ -74,7 +80,7 @@ class Deletion(NamedTuple):
     def means(self, head: Head, token_ids: Sequence[int]) -> bool:
         """Whether this head is of what was deleted."""
         if self.whom is not None:
-            return self.whom.means(head.owner)
+            return self.whom.means(head)
         return head.owner == self.owner and num_common(self.token_ids, token_ids) > self.num_shared
 
 
@@ -83,6 +89,12 @@ class BlockFile(NamedTuple):
 
     key: BlockKey
     is_slot: bool = True
+
+
+class TurnedAway(NamedTuple):
+    """A head that was deleted while it was on its way; what of it nobody else has."""
+
+    gone: list[BlockKey]
 
 
 class Published(NamedTuple):
@@ -142,6 +154,12 @@ class Heads:
         self._before_change = before_change
         self._ends: dict[tuple[Owner, bytes], str] = {}
         self._turns: dict[bytes, dict[str, Turn]] = {}
+        self._ends_in: dict[str, frozenset[BlockKey]] = {}
+        """The ends within blocks that a worker may have in memory of a head, by their names."""
+        self._num_with_end: Counter[BlockKey] = Counter()
+        """How many heads have each of these ends."""
+        self._left_ends: dict[BlockKey, None] = {}
+        """Those that no head has any more, and of which nobody was told yet."""
         self._deletions: list[Deletion] = []
         self._leaving: dict[BlockKey, Block] = {}
         """Blocks that no head goes through any more, and whose files are still to be removed."""
@@ -158,12 +176,16 @@ class Heads:
         return self._on_disk() / temp_name(uuid4().hex)
 
     @_alone
-    def publish(self, staged: Path | HeadFile, received: int) -> Published | None:
-        """Have the head of a turn that ended, or None where it is of what was deleted since.
+    def publish(
+        self, staged: Path | HeadFile, received: int, ends: Iterable[int] = ()
+    ) -> Published | TurnedAway:
+        """Have the head of a turn that ended, unless it is of what was deleted since.
 
         Its request came when the last deletion had the number `received`. It replaces the head of
         its owner that it goes on from, and one that ends where it ends; but a head in memory does
         not replace one on disk, nor any a pinned one. Told with its tokens it is in memory only.
+        Workers have in memory what ends at the positions `ends` of it: when it leaves, the names of
+        these ends leave with those of its blocks.
 
         Raises:
             SlotMissing, SlotDamaged: it is not as it was staged; then it is gone.
@@ -172,20 +194,33 @@ class Heads:
         path = staged if isinstance(staged, Path) else None
         head, token_ids = _read_staged(staged)
         blocks = self._blocks_of(head, token_ids)
+        end_keys = self._end_keys(head, token_ids, blocks, {*ends, len(token_ids)})
         if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
-            if path is not None:
-                path.unlink()
-                self._leave((one, Block(None)) for one in blocks)
-                with suppress(StoreFull, StoreFailed):  # what stays goes with what leaves next
-                    self._drop()
-            return None
+            return self._turn_away(path, blocks, end_keys)
         new = [one for one in blocks if one not in self.kept.blocks]
-        known = self._publish(path, head, token_ids, blocks)
+        known = self._publish(path, head, token_ids, blocks, end_keys)
         lacking = [one for one in new if not self.kept.blocks[one].sizes.slot] if path else []
         return Published(known, tuple(lacking))
 
+    def _turn_away(
+        self, path: Path | None, blocks: Sequence[BlockKey], ends: frozenset[BlockKey]
+    ) -> TurnedAway:
+        there = (self.kept.blocks, self.told.blocks)
+        gone = [one for one in blocks if not any(one in blocks for blocks in there)]
+        self._leave((one, Block(None)) for one in blocks if path is not None)
+        with suppress(StoreFull, StoreFailed):  # what stays goes with what leaves next
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self._drop()
+        return TurnedAway([*gone, *(one for one in ends if one not in self._num_with_end)])
+
     def _publish(
-        self, path: Path | None, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey]
+        self,
+        path: Path | None,
+        head: Head,
+        token_ids: Sequence[int],
+        blocks: Sequence[BlockKey],
+        ends: frozenset[BlockKey],
     ) -> KnownHead:
         end, now_s = self._end_of(head, token_ids, blocks), self.now_s()
         ids = {self._ends.get((head.owner, one)) for one in (head.continues, end)} - {head.id}
@@ -204,7 +239,8 @@ class Heads:
             now_s,
             max(hits, default=0.0),
         )
-        new = self._learn(known, blocks)
+        ends = ends.union(*(self._ends_in.get(one.head.id, ()) for one in before))
+        new = self._learn(known, blocks, ends)
         if placed:
             self._write(Change([known], self._measured(blocks, new)))
         self._replaced |= {one.head.id for one in before if placed or not one.path}
@@ -269,7 +305,8 @@ class Heads:
             staged = self.staging_path()
             self._before_change()
             write_head(staged, copy, token_ids[:end], tensors)
-        return self._publish(staged, copy, token_ids[:end], self._blocks_of(copy, token_ids[:end]))
+        token_ids = token_ids[:end]
+        return self._publish(staged, copy, token_ids, self._blocks_of(copy, token_ids), frozenset())
 
     @_alone
     def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
@@ -280,26 +317,39 @@ class Heads:
     # Leaving
 
     @_alone
-    def delete(self, whom: Whom) -> list[BlockKey]:
-        """Delete these heads, those that are on their way too; the blocks that leave with them.
+    def delete(self, whom: Whom, number: int | None = None) -> list[BlockKey]:
+        """Delete these heads, those that are on their way too; the blocks and ends that leave with
+        them. Without a `number` the deletion has the next one.
 
         Raises:
             StoreFailed: not all could be deleted; who asks again is told of what left before, too.
         """
-        self.number += 1
+        self.number = number or self.number + 1
         self._deletions.append(Deletion(self.number, whom))
-        return self._forget([i for i, one in self.known.items() if whom.means(one.head.owner)])
+        return self._forget([i for i, one in self.known.items() if whom.means(one.head)])
 
     @_alone
-    def delete_head(self, head_id: str) -> list[BlockKey]:
+    def delete_head(self, head_id: str, number: int | None = None) -> list[BlockKey]:
         """Delete a head that has no session, and what is on its way of its conversation."""
-        self.number += 1
+        self.number = number or self.number + 1
         known = self.known[head_id]
         with suppress(SlotDamaged, SlotMissing):
             owner, token_ids = known.head.owner, _read(known).token_ids
             shared = self._num_shared(known, token_ids)
             self._deletions.append(Deletion(self.number, None, owner, token_ids, shared))
         return self._forget([head_id])
+
+    @_alone
+    def remember(self, whom: Whom, number: int) -> None:
+        """This was deleted before the store was open."""
+        self.number = max(self.number, number)
+        self._deletions.append(Deletion(number, whom))
+
+    @_alone
+    def leave_memory(self, model: bytes) -> None:
+        """Nobody has anything of a model in memory any more: heads that were only there go."""
+        told = [i for i, one in self.known.items() if one.path is None and one.head.model == model]
+        self._forget(told)
 
     @_alone
     def expire(self, longer_s: float = 0.0) -> list[BlockKey]:
@@ -416,23 +466,31 @@ class Heads:
         finally:
             self.left_cold |= dict(cold)
             self._write(Change(blocks=cold, gone_blocks={*gone} - {key for key, _ in cold}))
-        return [one for one in gone if one not in self.told.blocks]
+        ends, self._left_ends = self._left_ends, {}
+        left = [one for one in ends if one not in self._num_with_end]
+        return [*(one for one in gone if one not in self.told.blocks), *left]
 
     # What is known
 
-    def _learn(self, known: KnownHead, blocks: Sequence[BlockKey]) -> list[BlockKey]:
+    def _learn(
+        self, known: KnownHead, blocks: Sequence[BlockKey], ends: frozenset[BlockKey] = frozenset()
+    ) -> list[BlockKey]:
         """Have this head, in the place of one of its id; those blocks that nobody owned before."""
         tree = self.kept if known.path else self.told
         new = tree.own(blocks, known.head.block_ms)
         for key in new if known.path else ():
             left = self.left_cold.pop(key, NO_BLOCK)
             tree.measure(key, self._leaving.pop(key, left).sizes)
-        self._add(known)
+        self._add(known, ends)
         return new
 
-    def _add(self, known: KnownHead) -> None:
+    def _add(self, known: KnownHead, ends: frozenset[BlockKey] = frozenset()) -> None:
         if (before := self.known.get(known.head.id)) is not None:
             self._unlearn(before)
+        if known.head.num_tokens % self._chain_of(known.head.model).block_size:
+            ends |= {BlockKey(known.head.model, known.end)}
+        self._ends_in[known.head.id] = ends
+        self._num_with_end.update(ends)
         self.known[known.head.id] = known
         self._ends[known.head.owner, known.end] = known.head.id
         for turn in known.head.turns:
@@ -449,6 +507,12 @@ class Heads:
             if not heads:
                 del self._turns[turn.digest]
         self._replaced.discard(head.id)
+        ends = self._ends_in.pop(head.id, frozenset())
+        self._num_with_end.subtract(ends)
+        for end in ends:
+            if not self._num_with_end[end]:
+                del self._num_with_end[end]
+                self._left_ends[end] = None
         self._leave((self.kept if known.path else self.told).leave(known.last))
 
     def _measured(
@@ -480,6 +544,19 @@ class Heads:
         chain = self._chain_of(head.model)
         rest = token_ids[len(blocks) * chain.block_size :]
         return chain.end_hash(self._last_of(head, blocks).name, rest)
+
+    def _end_keys(
+        self, head: Head, token_ids: Sequence[int], blocks: Sequence[BlockKey], ends: Iterable[int]
+    ) -> frozenset[BlockKey]:
+        """The names of those ends that are within blocks."""
+        chain = self._chain_of(head.model)
+        found: list[BlockKey] = []
+        for end in ends:
+            number = end // chain.block_size
+            if rest := token_ids[number * chain.block_size : end]:
+                above = self._last_of(head, blocks[:number]).name
+                found.append(BlockKey(head.model, chain.end_hash(above, rest)))
+        return frozenset(found)
 
     def _on_disk(self) -> Path:
         if self._folder is None:

@@ -25,7 +25,7 @@ from store.errors import IndexDamaged, StoreError
 
 _HEADS = """
 SELECT h.id, m.hash, asked, session, root, num_tokens, continues, turns, ttl_s, is_pinned, block_ms,
-  last, "end", num_bytes, created_s, last_used_s, hits
+  last, "end", num_bytes, created_s, h.last_used_s, hits
 FROM heads h JOIN models m ON m.id = h.model_id
 """
 _BLOCKS = """
@@ -33,7 +33,9 @@ SELECT model_id, name, above, recompute_ms, slot_bytes, state_bytes, cold_slot_b
   cold_state_bytes
 FROM blocks
 """
-_PUT_MODEL = "INSERT OR IGNORE INTO models (hash) VALUES (?)"
+_PUT_MODEL = """
+INSERT OR IGNORE INTO models (hash, label, layout, last_used_s) VALUES (?, '', '', 0)
+"""
 _PUT_HEAD = """
 INSERT OR REPLACE INTO heads VALUES
   (?, (SELECT id FROM models WHERE hash = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)

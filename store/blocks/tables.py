@@ -7,6 +7,8 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from store.tables import Counter, FileDigest, Model, Request
+
 APPLICATION_ID = 0x48525442
 """What SQLite's header says of the file: `HRTB`."""
 
@@ -18,13 +20,8 @@ class KvTable(DeclarativeBase):
     """What all tables of the index hang on."""
 
 
-class ModelRow(KvTable):
-    """A model by its model hash."""
-
-    __tablename__ = "models"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    hash: Mapped[bytes] = mapped_column(unique=True)
+for _one in (Model, FileDigest, Request, Counter):
+    _one.metadata.tables[_one.__tablename__].to_metadata(KvTable.metadata)
 
 
 class BlockRow(KvTable):

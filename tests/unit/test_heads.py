@@ -36,7 +36,7 @@ from migrations.run import upgrade_kv
 from store.block_names import HashChain, pack_ids
 from store.blocks.cold_blocks import ColdBlocks, cold_id
 from store.blocks.head_file import Head, HeadFile, Owner, Turn, heads_behind, read_head, write_head
-from store.blocks.heads import Heads, Published, Whom
+from store.blocks.heads import Heads, Published, TurnedAway, Whom
 from store.blocks.index import Index
 from store.blocks.kv_file import Tensor
 from store.blocks.room import Limits, Room, file_bytes
@@ -368,13 +368,13 @@ class Machine(RuleBasedStateMachine):
         keys = keys_of(one.token_ids)
         is_in_memory = one.conversation in self.in_memory
         left = {key.name for key in keys if not self.slots.has(key)} - self.cold_names()
-        answers: list[Published | None] = []
+        answers: list[Published | TurnedAway] = []
 
         def work() -> None:
             said = HeadFile(one.head, one.token_ids) if is_in_memory else one.staged
             answer = self.heads.publish(said, one.received)
             answers.append(answer)
-            if answer is not None and answer.lacking:
+            if isinstance(answer, Published) and answer.lacking:
                 self.lost_slots |= {key.name for key in answer.lacking}
                 wanted = file_bytes(2000) * 2 * len(answer.lacking)
                 self.get_allowance(one.worker, wanted)
@@ -388,7 +388,8 @@ class Machine(RuleBasedStateMachine):
         if one in self.flight:
             self.flight.remove(one)
             spent = self.room.allowed[one.worker] - self.left_bytes[one.worker]
-            known = answers[0].known if answers and answers[0] else None
+            said = answers[0] if answers else None
+            known = said.known if isinstance(said, Published) else None
             if not self.survives(lambda: self.room.settle(one.worker, spent, known)):
                 is_answered = False
         if one.head.id in self.heads.known:
@@ -403,7 +404,7 @@ class Machine(RuleBasedStateMachine):
             self.survives(lambda: self.check_known(one))
         elif is_answered:
             self.survives(lambda: self.heads.sweep(before_s=0.0))  # where it was full
-            assert answers == [None]
+            assert [type(one) for one in answers] == [TurnedAway]
             assert one.conversation in self.deleted or self.begins_like_a_deleted(one)
 
     def keep(self, conversation: int, token_ids: list[int], head_id: str) -> None:

@@ -105,7 +105,7 @@ def test_what_was_deleted_is_not_taken_up(workers: Any, root: Path | None):
     shared = worker.ask(range(8), [100, 101], "keeps").token_ids
     gone = worker.ask([*range(8), 50, 51, 52], [60, 61], "goes").token_ids
     worker.settle()
-    worker.delete("goes", [gone])
+    worker.delete("goes")
     again = worker.ask([*gone, 70], [1], "new")
     assert (again.num_reused, again.cursor.use.reason) == (8, "deleted")
     assert worker.ask([*shared, 71], [1], "keeps").num_reused == 10
@@ -116,7 +116,7 @@ def test_a_turn_that_ends_after_its_deletion_is_not_kept(workers: Any, root: Pat
     said = worker.ask(range(9), [100], "goes").token_ids
     late = Request(worker, [*said, 50, 51, 52, 53], [54], "goes")
     late.go_on(1)
-    worker.delete("goes", [said])
+    worker.delete("goes")
     late.finish()
     worker.settle()
     assert worker.ask([*said, 50, 51, 52, 53, 54, 55], [56], "new").num_reused == 0
@@ -128,7 +128,7 @@ def test_a_deletion_takes_nothing_from_who_goes_on_from_it_meanwhile(
     worker = workers(PLAIN, root)
     gone = worker.ask(range(10), [100], "goes").token_ids
     branch = Request(worker, [*range(9), 50, 51], [52], "stays")
-    worker.delete("goes", [gone])
+    worker.delete("goes")
     said = branch.finish().token_ids
     worker.settle()
     assert worker.ask([*said, 60], [61], "stays").num_reused == 12
@@ -141,10 +141,10 @@ def test_a_deletion_takes_nothing_from_who_goes_on_from_it_meanwhile(
 
 def test_nothing_of_what_was_deleted_stays_in_idle_caches(workers: Any, root: Path | None):
     worker = workers(PLAIN, root)
-    gone = worker.ask(range(10), [100], "goes").token_ids
+    worker.ask(range(10), [100], "goes")
     worker.settle()
     assert len(worker.state.idle_caches) == 1
-    worker.delete("goes", [gone])
+    worker.delete("goes")
     assert len(worker.state.idle_caches) == 0
 
 
@@ -314,8 +314,8 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         session = data.draw(st.sampled_from(sorted(self.live)))
-        gone = self.live.pop(session)
-        self.worker.delete(session, gone)
+        del self.live[session]
+        self.worker.delete(session)
         self.turned_away += [one for one in self.under_way if one.session == session]
         self.whole = [one for one in self.whole if one in self.said()]
         self.durable = [one for one in self.durable if one in self.said()]

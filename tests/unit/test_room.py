@@ -16,7 +16,7 @@ from migrations.run import downgrade_kv, upgrade_kv
 from store.block_names import HashChain
 from store.blocks.cold_blocks import ColdBlocks, cold_id
 from store.blocks.head_file import Head, HeadFile, KnownHead, Owner, Turn, write_head
-from store.blocks.heads import BlockFile, Heads, Whom
+from store.blocks.heads import BlockFile, Heads, Published, TurnedAway, Whom
 from store.blocks.index import Change, Index
 from store.blocks.kv_file import Tensor
 from store.blocks.room import MAX_STATES, Limits, Room, file_bytes
@@ -117,7 +117,7 @@ class Store:
         staged = self.heads.staging_path()
         write_head(staged, head, tokens)
         published = self.heads.publish(staged, self.heads.number)
-        assert published is not None
+        assert isinstance(published, Published)
         return published.known
 
     def there(self, tokens: list[int]) -> list[int]:
@@ -278,7 +278,7 @@ def test_rows_that_cannot_be_written_fail_nothing(store: Store):
 def test_a_head_in_memory_has_no_file_and_no_row(store: Store):
     tokens = tokens_of(1, 3)
     published = store.heads.publish(HeadFile(head_of(tokens, b"s"), tokens), 0)
-    assert published is not None
+    assert isinstance(published, Published)
     assert not published.lacking
     assert not list((store.root / "heads").rglob("*.safetensors"))
     store.index.flush()
@@ -292,14 +292,17 @@ def test_a_server_without_a_disk_has_them_too(tmp_path: Path):
     heads = Heads(None, Slots(tmp_path / "none"), lambda _: CHAIN, lambda: 0.0)
     tokens = tokens_of(1, 3)
     first = heads.publish(HeadFile(head_of(tokens, b"s"), tokens), 0)
-    assert first is not None
+    assert isinstance(first, Published)
     longer = [*tokens, *range(9)]
     second = heads.publish(HeadFile(head_of(longer, b"s", first.known), longer), 0)
-    assert second is not None
+    assert isinstance(second, Published)
     assert {*heads.known} == {second.known.head.id}
     heads.fork(second.known.head.id, b"fork", 6)
-    assert {*heads.delete(Whom(session=b"s"))} == {*keys_of(longer)[1:]}
-    assert heads.publish(HeadFile(head_of(longer, b"s"), longer), 0) is None
+    end = BlockKey(MODEL, second.known.end)
+    assert {*heads.delete(Whom(session=b"s"))} == {*keys_of(longer)[1:], end}
+    again = heads.publish(HeadFile(head_of(longer, b"s"), longer), 0)
+    assert isinstance(again, TurnedAway)
+    assert {*again.gone} == {*keys_of(longer)[1:], end}
     with pytest.raises(StoreFailed):
         heads.staging_path()
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The first schema: models, blocks, and the heads that go through them."""
+"""The first schema: blocks, the heads that go through them, and what is remembered besides."""
 
 from __future__ import annotations
 
@@ -11,9 +11,59 @@ TABLES = (
     """CREATE TABLE models (
         id INTEGER NOT NULL,
         hash BLOB NOT NULL,
+        label VARCHAR NOT NULL,
+        layout VARCHAR NOT NULL,
+        prefill_tokens_per_s DOUBLE,
+        restore_bytes_per_s DOUBLE,
+        weights_bytes INTEGER,
+        load_ms DOUBLE,
+        peak_bytes INTEGER,
+        last_used_s DOUBLE NOT NULL,
+        blindness VARCHAR,
+        prefill_slice INTEGER,
+        slice_device VARCHAR,
         PRIMARY KEY (id),
         UNIQUE (hash)
     )""",
+    """CREATE TABLE file_digests (
+        device INTEGER NOT NULL,
+        inode INTEGER NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL,
+        ctime_ns INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        last_used_s DOUBLE NOT NULL,
+        PRIMARY KEY (device, inode, size_bytes, mtime_ns, ctime_ns)
+    )
+ WITHOUT ROWID""",
+    """CREATE TABLE requests (
+        number INTEGER NOT NULL,
+        id VARCHAR NOT NULL,
+        model VARCHAR NOT NULL,
+        finished_s DOUBLE NOT NULL,
+        num_prompt_tokens INTEGER NOT NULL,
+        num_cached_tokens INTEGER NOT NULL,
+        num_output_tokens INTEGER NOT NULL,
+        tier VARCHAR NOT NULL,
+        reason VARCHAR NOT NULL,
+        finish_reason VARCHAR NOT NULL,
+        queue_ms DOUBLE NOT NULL,
+        restore_ms DOUBLE NOT NULL,
+        prefill_ms DOUBLE NOT NULL,
+        decode_ms DOUBLE NOT NULL,
+        kept_s DOUBLE DEFAULT 0 NOT NULL,
+        rewrites VARCHAR DEFAULT '' NOT NULL,
+        PRIMARY KEY (number),
+        UNIQUE (id)
+    )""",
+    "CREATE INDEX requests_by_time ON requests (finished_s)",
+    """CREATE TABLE counters (
+        day VARCHAR NOT NULL,
+        name VARCHAR NOT NULL,
+        value DOUBLE NOT NULL,
+        PRIMARY KEY (day, name)
+    )
+ WITHOUT ROWID""",
     """CREATE TABLE blocks (
         name BLOB NOT NULL,
         model_id INTEGER NOT NULL,
@@ -60,7 +110,7 @@ TABLES = (
 )
 """Written out, not taken from `store.blocks.tables`: what was released never changes."""
 
-NAMES = ("store_state", "heads", "blocks", "models")
+NAMES = ("store_state", "heads", "blocks", "counters", "requests", "file_digests", "models")
 
 
 def upgrade() -> None:
