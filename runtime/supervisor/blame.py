@@ -96,7 +96,10 @@ def sentence_of(end: WorkerEnd) -> str:
     if code == STATUS_UNKNOWN:
         return "has ended, and the process that could tell how has ended before it, or is stopped"
     if code == EXIT_SANDBOX_LOST:
-        return "ended because another program ended its sandbox"
+        return (
+            "ended because another program ended its sandbox, the process beside it that reads "
+            "prompts: have whatever ends processes on this machine leave those of Hearth alone"
+        )
     if end.was_out_of_memory and code == -signal.SIGKILL:
         return "was killed by the system, which was out of memory"
     how = f"was killed by {name_of_signal(code)}" if code < 0 else f"ended with exit status {code}"

@@ -23,6 +23,11 @@ UNLOADABLE_S = 60.0
 MACHINE_S = 5.0
 """So long requests are told what the machine lacks before a process is tried again."""
 
+LOST_LIMIT = 3
+"""So many processes in a row that others ended before one was ready are not replaced by a further
+one: whatever ended them will end that too.
+"""
+
 POISON_S = 600.0
 POISON_DEATHS = 2
 FURTHER_TOKENS = 32
@@ -45,8 +50,12 @@ class CrashHistory:
 
     def __init__(self) -> None:
         self._crashes_s: list[float] = []
-        self._num_steps = 0
+        self._num_steps = self._num_lost = 0
         self._is_on_trial = False
+
+    def came_up(self) -> None:
+        """A process is ready."""
+        self._num_lost = 0
 
     def crashed(
         self, now_s: float, healthy_s: float, jitter: float, *, is_explained: bool = False
@@ -56,7 +65,7 @@ class CrashHistory:
         One that a request explains which a process was lost of before says nothing of the model.
         """
         if is_explained:
-            return self.lost_to_others(jitter)
+            return _replaced(jitter)
         if healthy_s >= HEALTHY_S:
             self.forgive()
         recent = [at_s for at_s in self._crashes_s if now_s - at_s < CRASH_WINDOW_S]
@@ -69,8 +78,14 @@ class CrashHistory:
         return Verdict(hold_s=step_s * (1 + JITTER * jitter), is_final=False)
 
     def lost_to_others(self, jitter: float) -> Verdict:
-        """Somebody or something else ended the process: requests wait for the next one."""
-        return Verdict(hold_s=_EXPLAINED_S * (1 + JITTER * jitter), is_final=False)
+        """Somebody or something else ended the process: requests wait for the next one, unless
+        `LOST_LIMIT` of them were ended and none came up.
+        """
+        self._num_lost += 1
+        if self._num_lost == LOST_LIMIT:
+            self._num_lost = 0
+            return self.machine_lacks()
+        return _replaced(jitter)
 
     def machine_lacks(self) -> Verdict:
         """No process can be had now, whatever the model."""
@@ -85,6 +100,11 @@ class CrashHistory:
         self._crashes_s = []
         self._num_steps = 0
         self._is_on_trial = False
+
+
+def _replaced(jitter: float) -> Verdict:
+    """Nothing speaks against the next process."""
+    return Verdict(hold_s=_EXPLAINED_S * (1 + JITTER * jitter), is_final=False)
 
 
 class Blame(Struct, frozen=True):

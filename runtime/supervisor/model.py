@@ -27,7 +27,7 @@ from runtime.errors import (
 from runtime.models.files import Fingerprint, fingerprint
 from runtime.supervisor.blame import BLAMED
 from runtime.supervisor.calls import LoadRequest, QueuedRequest
-from runtime.supervisor.failures import CrashHistory, Verdict
+from runtime.supervisor.failures import LOST_LIMIT, CrashHistory, Verdict
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.lifecycle import (
     FAILED,
@@ -367,6 +367,7 @@ class ModelActor(Lifecycle):
         elif self._apply("up", now_s):
             self._ready_since_s = now_s
             self._last_finished_s = None
+            self._history.came_up()
 
     def _on_exit(self, worker: WorkerHandle, now_s: float) -> None:
         """Nothing more comes of the process; it may still have to end."""
@@ -385,7 +386,8 @@ class ModelActor(Lifecycle):
         if self.state == "crashed":
             verdict = self._verdict(now_s)
             event: ModelEvent = "given_up" if verdict.is_final else "held"
-            self._apply(event, now_s, limit_s=verdict.hold_s)
+            why = self.last_error.message if self.last_error is not None else ""
+            self._apply(event, now_s, why, limit_s=verdict.hold_s)
         if self.stage == "away":
             self._release(worker)
 
@@ -404,11 +406,19 @@ class ModelActor(Lifecycle):
             case "machine":
                 return self._history.machine_lacks()
             case "nobody":
-                return self._history.lost_to_others(_jitter())
+                return self._lost_to_others()
             case "crash":
                 pass
         healthy_s = 0.0 if self._ready_since_s is None else now_s - self._ready_since_s
         return self._history.crashed(now_s, healthy_s, _jitter(), is_explained=self.is_explained)
+
+    def _lost_to_others(self) -> Verdict:
+        """Nobody here is to blame for the end of the process."""
+        verdict, last = self._history.lost_to_others(_jitter()), self.last_error
+        if verdict.is_final and last is not None:
+            what = f"{LOST_LIMIT} processes of the model {self.model} were lost one after the other"
+            self.last_error = MachineFailed(f"{what}. {last.message}", last.cause)
+        return verdict
 
     def _flush(self, event: ModelEvent, now_s: float, reason: str = "") -> None:
         """Nothing runs any more, or may: have the process write what is worth keeping and end."""

@@ -132,14 +132,15 @@ class Worker:
             return 0
         try:
             engine = self._start_engine(command)
+        except SandboxGone:
+            return 0 if self._is_quitting else _without_sandbox()
         except Exception as error:
             was_asked = self._is_quitting  # then there is nothing wrong with the model
             if not was_asked:
                 traceback.print_exc()
                 said = as_of(str(error), Path(command.spec.path))
                 message = f"{type(error).__name__}: {said}"
-                is_lacking = isinstance(error, SandboxGone) or is_scarcity(error)
-                self._sender.send(LoadError(message=message, is_lacking=is_lacking))
+                self._sender.send(LoadError(message=message, is_lacking=is_scarcity(error)))
             self._sender.close()
             sending.join(_EXIT_GRACE_S)
             return 0 if was_asked else 1
@@ -337,8 +338,7 @@ class Worker:
         except OverBudget as error:
             self._refuse(request.request_id, refusal_of(error, request))
         except SandboxGone:
-            print("the sandbox has ended", file=sys.stderr, flush=True)  # noqa: T201
-            os._exit(EXIT_SANDBOX_LOST)
+            os._exit(_without_sandbox())
         except Exception as error:  # whatever a template does, the next request is admitted
             print_without_text(error)
             refusal = InvalidRequest(f"The prompt cannot be read: {type(error).__name__}.")
@@ -503,6 +503,12 @@ def _ready(model: LoadedModel, load_s: float, warm_s: float, forms: TemplateForm
         blindness=model.blindness,
         template=forms,
     )
+
+
+def _without_sandbox() -> int:
+    """The exit status of a worker that can take nothing in any more."""
+    print("the sandbox has ended", file=sys.stderr, flush=True)  # noqa: T201
+    return EXIT_SANDBOX_LOST
 
 
 def _thread(name: str, run: Callable[[], None]) -> threading.Thread:

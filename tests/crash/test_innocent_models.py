@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -16,13 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
+from runtime.supervisor.failures import LOST_LIMIT, MACHINE_S
 from tests.conversation import Conversation
 from tests.running_server import CHAT, ROOT, RunningServer, environment, free_port, running
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, pause
 
 FEW_FILES = 256
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LONG: dict[str, Any] = ASK | {"max_tokens": 600, "stream": True, "ignore_eos": True}
+_LOOK_S = 0.02
 SHORT_S = 4.0
 """After so long without a sign of life a worker is taken to hang."""
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits are inherited by a shell")
@@ -158,6 +161,66 @@ def sandbox_of(pid: int) -> list[psutil.Process]:
             if one.pid != pid and os.getpgid(one.pid) == pid:
                 found.append(one)
     return found
+
+
+@contextmanager
+def sandboxes_killed(server: RunningServer, most: float) -> Generator[set[int]]:
+    """The sandboxes of the workers that load meanwhile are killed, of so many at most; their ids.
+
+    It is what a worker has before it is told what to load, so it is gone when that is read.
+    """
+    over, found = threading.Event(), set[int]()
+
+    def kill() -> None:
+        while not over.wait(_LOOK_S):
+            for one in server.get("/running").json()["models"]:
+                if one["pid"] and (one["pid"] in found or len(found) < most):
+                    sandbox = sandbox_of(one["pid"])
+                    found.update([one["pid"]] * bool(sandbox))
+                    for part in sandbox:
+                        with suppress(psutil.NoSuchProcess):
+                            part.kill()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_sandbox_that_is_killed_while_a_model_loads_costs_another_load(
+    tmp_path: Path, models_dir: Path
+):
+    with running(tmp_path, config=config_of(models_dir, preload="[]")) as server:
+        with server.slow_loads(), sandboxes_killed(server, most=1) as killed:
+            assert server.post(CHAT, ASK).status_code == 200, server.stderr
+        assert len(killed) == 1
+        assert server.worker_pid() not in killed
+        assert "another program ended its sandbox" in server.stderr
+
+
+def test_sandboxes_that_are_killed_at_every_load_are_told_with_a_remedy(
+    tmp_path: Path, models_dir: Path
+):
+    with running(tmp_path, config=config_of(models_dir, preload="[]")) as server:
+        with server.slow_loads(), sandboxes_killed(server, most=math.inf) as killed:
+            refusals = [server.post(path, ASK) for path in (CHAT, "/v1/messages")]
+        assert len(killed) == LOST_LIMIT
+        assert [one.status_code for one in refusals] == [503, 529]
+        for refusal in refusals:
+            said = refusal.json()["error"]["message"]
+            assert f"{LOST_LIMIT} processes of the model tiny" in said
+            assert "another program ended its sandbox" in said
+            assert "leave those of Hearth alone" in said
+            assert "Error" not in said
+            assert said in server.stderr
+            assert 1 <= int(refusal.headers["retry-after"]) <= MACHINE_S
+        answers = (server.post(CHAT, ASK).status_code for _ in iter(pause, 0))
+        assert next(code for code in answers if code != 503) == 200
+        states = {one["id"]: one["state"] for one in server.get("/v1/models").json()["data"]}
+        assert states["tiny"] in ("ready", "busy")
 
 
 def test_a_killed_sandbox_is_no_strike(tmp_path: Path, models_dir: Path):

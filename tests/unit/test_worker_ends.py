@@ -11,7 +11,7 @@ import pytest
 from runtime.errors import MachineFailed, WorkerCause, WorkerDied
 from runtime.scarcity import is_scarcity, says_so
 from runtime.supervisor.blame import BLAMED, Culprits, WorkerEnd, cause_of, died, sentence_of
-from runtime.supervisor.failures import CrashHistory, Verdict
+from runtime.supervisor.failures import LOST_LIMIT, CrashHistory, Verdict
 from runtime.zygote import EXIT_SANDBOX_LOST, STATUS_UNKNOWN
 
 
@@ -58,10 +58,18 @@ def test_how_it_ended_tells_the_cause_and_the_sentence(
 
 def test_what_others_did_never_opens_the_breaker():
     history = CrashHistory()
-    verdicts = {history.lost_to_others(0.0) for _ in range(9)}
-    assert verdicts == {Verdict(hold_s=1.0, is_final=False)}
+    for _ in range(9):
+        assert history.lost_to_others(0.0) == Verdict(hold_s=1.0, is_final=False)
+        history.came_up()
     assert history.machine_lacks() == Verdict(hold_s=5.0, is_final=True)
     assert history.crashed(0.0, 0.0, 0.0) == Verdict(hold_s=0.0, is_final=False)
+
+
+def test_a_model_that_others_let_never_come_up_is_not_loaded_for_ever():
+    history = CrashHistory()
+    verdicts = [history.lost_to_others(0.0) for _ in range(2 * LOST_LIMIT)]
+    held, given_up = Verdict(hold_s=1.0, is_final=False), Verdict(hold_s=5.0, is_final=True)
+    assert verdicts == 2 * [*[held] * (LOST_LIMIT - 1), given_up]
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,16 @@ class Sandbox:
         return cls(ours)
 
     def equip(self, bench: PromptPreparer) -> None:
-        """What lanes forked from now on work with."""
+        """What lanes forked from now on work with. Raises SandboxGone."""
         if (before := self._take_rehearsed()) is not None:
             before.end()
         equipment = (bench.tokenizer, bench.vocab_size, sorted(bench.eos_token_ids))
         payload = pickle.dumps(equipment)
         with self._lock:
-            self._control.sendall(_HEADER.pack(_EQUIP, len(payload)) + payload)
+            try:
+                self._control.sendall(_HEADER.pack(_EQUIP, len(payload)) + payload)
+            except OSError as error:
+                raise SandboxGone from error
 
     def rehearse(self) -> None:
         """Have a lane work for the first time, which takes longest, and keep it for `lane()`."""
