@@ -611,6 +611,13 @@ CAPABILITIES = ("completion", "chat", "tools", "vision")
 """All that can be said of a model, in this order."""
 
 
+ToolUse = Literal["native", "generic", "no", "untried"]
+"""How a model is shown tools: by its own template, as text, or not at all.
+
+`untried` is one of the first two, and which is known when it is loaded.
+"""
+
+
 class TemplateForms(Struct, frozen=True):
     """In what forms a model's chat template shows a conversation, as was found by asking it.
 
@@ -636,7 +643,7 @@ class ModelSpec(Struct, frozen=True):
     is None where the configuration does not tell it; layers that keep less are counted in full.
     Only a model with a `pooling` gives embeddings. mlx-vlm loads one that `is_vision`; encoding an
     image takes up to `image_bytes`. A `chat_template` is the file with the one that it is given
-    instead of its own.
+    instead of its own, and `tool_use` what the text of its template tells.
     """
 
     id: str
@@ -653,6 +660,7 @@ class ModelSpec(Struct, frozen=True):
     is_vision: bool = False
     image_bytes: int = 0
     chat_template: str = ""
+    tool_use: ToolUse = "no"
     draft: ModelSpec | None = None
     """The smaller model that guesses what this one says next; its process loads both."""
     shared: SharedWeights | None = None

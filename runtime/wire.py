@@ -119,7 +119,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     """The model is loaded and warm. Times in ms, memory in bytes.
 
     `blindness` says why it refuses images although its files promise that it sees, `template` what
-    was found of its chat template.
+    was found of its chat template, where that could be asked.
     """
 
     load_ms: float
@@ -127,7 +127,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     weights_bytes: int
     is_batchable: bool
     blindness: str = ""
-    template: TemplateForms = TemplateForms()
+    template: TemplateForms | None = None
 
 
 class LoadError(Struct, frozen=True, tag="load_error"):

@@ -10,8 +10,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from api.http.hearth_info import HearthInfo
 from api.http.limits import ModelName
 from runtime.prompt.past import line_for
-from runtime.supervisor.status import ToolUse
-from runtime.types import FinishReason
+from runtime.types import FinishReason, ToolUse
 
 
 class OllamaBody(msgspec.Struct, gc=False, kw_only=True):

@@ -24,8 +24,7 @@ from api.openai.fields import (
 from api.openai.response_schemas import GrammarFields
 from api.openai.thinking import PLACES, Budget, ThinkingField
 from runtime.prompt.past import line_for
-from runtime.supervisor.status import ToolUse
-from runtime.types import FinishReason, Overflow, TemplateForms
+from runtime.types import FinishReason, Overflow, TemplateForms, ToolUse
 
 # Requests
 

@@ -41,7 +41,8 @@ from runtime.models.vision_files import (
     reads_as_text,
     words_of,
 )
-from runtime.types import ModelSpec, Pooling, SamplingParams
+from runtime.prompt.call_marks import family_named
+from runtime.types import ModelSpec, Pooling, SamplingParams, ToolUse
 from store.types import FileStamp
 
 FALLBACK_CONTEXT = 4096
@@ -162,6 +163,7 @@ def read_spec(
     if is_loaded_to_see and (package := missing_package(model_type)) is not None:
         what = f"models of type {model_type} need the Python package {package}"
         raise BrokenModel(f"{what}: install it beside Hearth")
+    tool_use = _tool_use(folder)
     sees = is_loaded_to_see and model_type not in BLIND_TYPES
     context = settings.context or min(_context(folder), most_context or sys.maxsize)
     return ModelSpec(
@@ -177,7 +179,8 @@ def read_spec(
         kv_bytes_per_token=_kv_bytes_of(config, settings, context),
         pooling=_pooling(path),
         sampling=settings.sampling.over(_sampling(folder)),
-        capabilities=_capabilities(folder, sees=sees),
+        capabilities=_capabilities(chats=tool_use != "no", sees=sees),
+        tool_use=tool_use,
     )
 
 
@@ -379,31 +382,44 @@ def tokenizer_info(path: Path) -> Json:
     assert isinstance(given, dict)
     info = {key: value for key, value in cast("Json", given).items() if key not in _PLACES}
     info.setdefault("tokenizer_class", _ANY_TOKENIZER)
-    template = _jinja_of(folder) or folder.table("chat_template.json").get("chat_template")
+    template = _text_of(folder.texts.get(TEMPLATE)) or folder.table("chat_template.json").get(
+        "chat_template"
+    )
     return {**info, "chat_template": template} if template else info
 
 
-def _jinja_of(folder: ModelFolder) -> str:
-    """The template that has a file of its own; empty where there is none."""
-    if (jinja := folder.texts.get(TEMPLATE)) is not None:
-        with contextlib.suppress(OSError), open_regular(jinja) as opened:
+def _text_of(file: Path | None) -> str:
+    """The beginning of a file, which is all of a template; empty where it cannot be read."""
+    if file is not None:
+        with contextlib.suppress(OSError), open_regular(file) as opened:
             return opened.read(_MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
     return ""
 
 
-def _capabilities(folder: ModelFolder, *, sees: bool) -> tuple[str, ...]:
-    """What the files promise: a template can be talked to, one that knows tools can use them."""
-    template = folder.table("tokenizer_config.json").get("chat_template")
-    text = template if isinstance(template, str) else json.dumps(template or "")
-    if "chat_template.json" in folder.tables:
-        text += json.dumps(folder.table("chat_template.json"))
-    text += _jinja_of(folder)
-    promises = {
-        "completion": True,
-        "chat": len(text) > len('""'),
-        "tools": "tools" in text,
-        "vision": sees,
-    }
+def _templates(folder: ModelFolder) -> list[object]:
+    """Its chat templates, each a text, or several by their names."""
+    tables = (folder.table("tokenizer_config.json"), folder.table("chat_template.json"))
+    given = [table.get("chat_template") for table in tables]
+    given += (_text_of(file) for name, file in folder.texts.items() if name.endswith(".jinja"))
+    return [one for number, one in enumerate(given) if one and one not in given[:number]]
+
+
+def _tool_use(folder: ModelFolder) -> ToolUse:
+    """As far as its chat template's text tells it, which upstream's code may stand in for."""
+    if folder.table("tokenizer_config.json").get("chat_template_type"):
+        return "untried"
+    match _templates(folder):
+        case []:
+            return "no"
+        case [str() as text] if "tools" in text and family_named(text) is not None:
+            return "native"
+        case templates:
+            return "untried" if "tools" in json.dumps(templates) else "generic"
+
+
+def _capabilities(*, chats: bool, sees: bool) -> tuple[str, ...]:
+    """What the files promise: a template can be talked to."""
+    promises = {"completion": True, "chat": chats, "vision": sees}
     return tuple(name for name, is_promised in promises.items() if is_promised)
 
 

@@ -11,11 +11,8 @@ from runtime.models.vision_files import BLIND_TYPES, SEEING_TYPES
 from runtime.supervisor.lifecycle import HELD_BACK, LOADED, ModelState
 from runtime.supervisor.model import ModelActor
 from runtime.supervisor.swap_cost import SwapCost
-from runtime.types import CAPABILITIES, ModelSpec, Struct, TemplateForms
+from runtime.types import CAPABILITIES, ModelSpec, Struct, TemplateForms, ToolUse
 from store.types import ModelRow
-
-ToolUse = Literal["native", "generic", "no"]
-"""How a model is shown tools: by its own template, as text, or not at all."""
 
 
 class VisionCapability(Struct, frozen=True):
@@ -46,15 +43,6 @@ def vision_fault(spec: ModelSpec, actor: ModelActor, row: ModelRow | None) -> st
     if row is None or row.weights_bytes != spec.nbytes or row.last_used_s < spec.created_s:
         return None
     return row.blindness
-
-
-def _tool_use(spec: ModelSpec, forms: TemplateForms | None) -> ToolUse:
-    """As its template does, once it was asked; before, as the text of it promises."""
-    if "chat" not in spec.capabilities:
-        return "no"
-    if forms is not None:
-        return forms.tools
-    return "native" if "tools" in spec.capabilities else "generic"
 
 
 def _template_forms(spec: ModelSpec, actor: ModelActor) -> TemplateForms | None:
@@ -153,7 +141,7 @@ def status_of(
         spec=spec,
         state=actor.state,
         sight=vision_capability_of(spec, vision_fault(spec, actor, row)),
-        tool_use=_tool_use(spec, template),
+        tool_use=template.tools if template is not None else spec.tool_use,
         template=template,
         num_running=actor.num_running(spec.id),
         num_waiting=num_waiting,

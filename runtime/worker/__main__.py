@@ -217,8 +217,7 @@ class Worker:
         intake = replace(intake_of(model, composer, reception), speculates=decoder.speculates)
         reception.open(intake)
         reception.rehearse()
-        forms = template.known_forms or TemplateForms()
-        self._sender.send(_ready(model, load_s, warm_s, forms))
+        self._sender.send(_ready(model, load_s, warm_s, template.known_forms))
         return engine
 
     def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
@@ -494,7 +493,7 @@ def _learner(options: WorkerOptions, around: Surroundings) -> SliceLearner | Non
     return SliceLearner(around, models.device_name(), default, quiet_s)
 
 
-def _ready(model: LoadedModel, load_s: float, warm_s: float, forms: TemplateForms) -> Ready:
+def _ready(model: LoadedModel, load_s: float, warm_s: float, forms: TemplateForms | None) -> Ready:
     return Ready(
         load_ms=load_s * 1000,
         warm_ms=warm_s * 1000,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.running_server import CHAT, RunningServer, hearth, running
-from tests.templates import FIRST_USER, PARTS, STRICT_CALLS, TEXT_ARGUMENTS
+from tests.templates import FIRST_USER, NO_CALLS, PARTS, STRICT_CALLS, TEXT_ARGUMENTS
 
 BROKEN = "{% for message in messages %}\n{{ message.content }}\n{% if %}\n{% endfor %}"
 ASKED: list[dict[str, Any]] = [
@@ -29,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterat
     (folder / "parts" / "chat_template.jinja").write_text(PARTS)
     config = f'models_dir = "{folder}"\ndefault_model = "parts"\nmax_loaded_models = 2\n'
     texts = {"first": FIRST_USER, "strict": STRICT_CALLS, "joins": TEXT_ARGUMENTS, "broken": BROKEN}
+    texts["unread"] = NO_CALLS
     for name, text in texts.items():
         file = files / f"{name}.jinja"
         file.write_text(text)
@@ -78,6 +79,15 @@ def test_a_broken_template_fails_the_load_with_its_file_and_line(server: Running
     assert refused.status_code >= 500
     message = refused.json()["error"]["message"]
     assert "broken.jinja, line 3: Expected an expression, got 'end of statement block'" in message
+
+
+def test_tools_are_native_for_a_model_only_where_somebody_reads_its_calls(server: RunningServer):
+    unread, joins = card(server, "unread"), card(server, "joins")
+    assert (unread["tools"], joins["tools"]) == ("untried", "native")
+    assert server.post("/admin/models/unread/load", {}).status_code == 200
+    assert card(server, "unread")["tools"] == "generic"
+    shown = server.post("/api/show", {"model": "unread"}).json()
+    assert (shown["tools"], "tools" in shown["capabilities"]) == ("generic", True)
 
 
 def test_a_model_is_checked_without_a_request(server: RunningServer):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.prompt.call_marks import MARKS
 from runtime.types import Tool
 from runtime.worker.output import forced_calls
 from runtime.worker.output.dialect import Dialect
@@ -49,14 +50,14 @@ def test_a_row_of_the_table_is_what_the_family_does(name: str):
     assert (strict == "no") == (row.syntax is None)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, row in FAMILIES.items() if row.template))
+@pytest.mark.parametrize("name", sorted(name for name, marks in MARKS.items() if marks.template))
 def test_a_family_is_found_by_what_its_template_names(name: str):
-    assert find(" ".join(FAMILIES[name].template), ()) is FAMILIES[name]
+    assert find(" ".join(MARKS[name].template), ()) is FAMILIES[name]
 
 
-@pytest.mark.parametrize("name", sorted(name for name, row in FAMILIES.items() if row.vocab))
+@pytest.mark.parametrize("name", sorted(name for name, marks in MARKS.items() if marks.vocab))
 def test_a_family_is_found_by_its_vocabulary_where_the_template_says_nothing(name: str):
-    assert find("{{ messages }}", FAMILIES[name].vocab) is FAMILIES[name]
+    assert find("{{ messages }}", MARKS[name].vocab) is FAMILIES[name]
 
 
 def test_a_template_that_names_no_marks_is_of_no_family():

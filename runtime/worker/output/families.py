@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from runtime.prompt.call_marks import family_named
 from runtime.worker.output import harmony
 from runtime.worker.output.braced_calls import Braces, read_braced
 from runtime.worker.output.dialect import Dialect
@@ -55,8 +56,7 @@ class Family:
     `bare` are marks that may open a section in place of `start`; `first` are the characters that
     do so as the first of an answer. `keeps_blanks` says that blanks before a section are text even
     where no text follows it, and `ends_thoughts` that it may begin in thoughts that are not closed.
-    A model is of this family whose template has all of `template`, or else whose vocabulary has all
-    of `vocab`. `dropped` are marks that say nothing.
+    `dropped` are marks that say nothing. Which models are of it, runtime/prompt/call_marks.py says.
     """
 
     name: str
@@ -68,8 +68,6 @@ class Family:
     first: str = ""
     keeps_blanks: bool = False
     ends_thoughts: bool = True
-    template: tuple[str, ...] = ()
-    vocab: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
     @property
@@ -145,16 +143,10 @@ _OBJECT = '{{"name": {name_json}, "arguments": '
 _V3 = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
 _ROWS = (
-    _invoked("deepseek_v41", "｜DSML｜ ", "calls", template=("<｜DSML｜ calls>",)),
-    _invoked("deepseek_v4", "｜DSML｜", "tool_calls", template=("<｜DSML｜tool_calls>",)),
-    _invoked("gigachat35", "｜GCML｜", "tool_calls", template=("<｜GCML｜tool_calls>",)),
-    _invoked(
-        "deepseek_v32",
-        "｜DSML｜",
-        "function_calls",
-        template=("｜DSML｜", "function_calls"),
-        vocab=("｜DSML｜",),
-    ),
+    _invoked("deepseek_v41", "｜DSML｜ ", "calls"),
+    _invoked("deepseek_v4", "｜DSML｜", "tool_calls"),
+    _invoked("gigachat35", "｜GCML｜", "tool_calls"),
+    _invoked("deepseek_v32", "｜DSML｜", "function_calls"),
     Family(
         "deepseek_v3",
         *_V3,
@@ -169,7 +161,6 @@ _ROWS = (
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
             f"\n```<｜tool▁call▁end｜>{_V3[1]}",
         ),
-        template=("<｜tool▁calls▁begin｜>", "```json"),
     ),
     Family(
         "deepseek_v31",
@@ -182,7 +173,6 @@ _ROWS = (
             _V3[1],
         ),
         CallSyntax("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", f"<｜tool▁call▁end｜>{_V3[1]}"),
-        template=("<｜tool▁calls▁begin｜>",),
     ),
     _tagged(
         "minimax_m2",
@@ -194,7 +184,6 @@ _ROWS = (
             '<parameter name="{key}">',
             "</parameter>\n",
         ),
-        template=("<minimax:tool_call>",),
     ),
     _tagged(
         "seed_oss",
@@ -206,7 +195,6 @@ _ROWS = (
             "<parameter={key}>",
             "</parameter>\n",
         ),
-        template=("<seed:tool_call>",),
     ),
     Family(
         "gemma4",
@@ -218,7 +206,6 @@ _ROWS = (
             "}<tool_call|>",
             row=Notation("{key}:", ",", '<|"|>', name=r"[\w.-]+"),
         ),
-        template=("<|tool_call>", "<tool_call|>"),
     ),
     Family(
         "function_gemma",
@@ -230,7 +217,6 @@ _ROWS = (
             "}<end_function_call>",
             row=Notation("{key}:", ",", "<escape>", text="[^}<]*", name=r"\w+", nests=False),
         ),
-        template=("<start_function_call>",),
     ),
     _tagged(
         "longcat",
@@ -242,9 +228,8 @@ _ROWS = (
             "<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>",
             "</longcat_arg_value>\n",
         ),
-        template=("<longcat_tool_call>",),
     ),
-    _tagged("glm47", "<tool_call>", "</tool_call>", _GLM, template=("<arg_key>",)),
+    _tagged("glm47", "<tool_call>", "</tool_call>", _GLM),
     _tagged("laguna", "<tool_call>", "</tool_call>", _GLM),
     Family(
         "olmo3",
@@ -252,7 +237,6 @@ _ROWS = (
         "</function_calls>",
         Calls("<function_calls>", "</function_calls>", is_list=False),
         CallSyntax("\n{name}(", ")\n</function_calls>", row=Notation("{key}=", ", ")),
-        template=("<function_calls>", "pythonic"),
     ),
     Family(
         "pythonic",
@@ -260,8 +244,6 @@ _ROWS = (
         "<|tool_call_end|>",
         Calls("<|tool_call_start|>", "<|tool_call_end|>"),
         CallSyntax("[{name}(", ")]<|tool_call_end|>", row=Notation("{key}=", ", ")),
-        template=("<|tool_call_start|>",),
-        vocab=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     _tagged(
         "qwen3_coder",
@@ -270,7 +252,6 @@ _ROWS = (
         _QWEN,
         trims=True,
         bare=("<function=",),
-        template=("<tool_call>", "<function="),
     ),
     Family(
         "kimi_k2",
@@ -291,7 +272,6 @@ _ROWS = (
             "<|tool_call_end|><|tool_calls_section_end|>",
         ),
         keeps_blanks=True,
-        template=("<|tool_calls_section_begin|>",),
     ),
     _tagged(
         "minicpm5",
@@ -299,7 +279,6 @@ _ROWS = (
         "</function>",
         CallSyntax('"{name}">', "</function>", '<param name="{key}">', "</param>"),
         cdata=True,
-        template=('<function name="', '<param name="'),
     ),
     Family(
         "mistral",
@@ -314,7 +293,6 @@ _ROWS = (
         CallSyntax("{name}[ARGS]", ""),
         keeps_blanks=True,
         ends_thoughts=False,
-        template=("[TOOL_CALLS]",),
     ),
     _tagged(
         "muse_spark",
@@ -327,35 +305,31 @@ _ROWS = (
             "</atem:parameter>\n",
         ),
         is_forced=False,
-        template=("<atem:function_calls>",),
     ),
     _listed(
         "command_r",
         "<|START_ACTION|>",
         "<|END_ACTION|>",
         keys="tool_name parameters",
-        template=("<|START_ACTION|>",),
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>", template=("<TOOLCALL>",)),
-    _listed("tool_calls_list", "<tool_calls>", "</tool_calls>", template=("<tool_calls>[",)),
+    _listed("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
+    _listed("tool_calls_list", "<tool_calls>", "</tool_calls>"),
     Family(
         "phi4_mini",
         "<|tool_call|>",
         "<|/tool_call|>",
         Objects("<|tool_call|>", "<|/tool_call|>"),
         CallSyntax(_OBJECT, "}<|/tool_call|>"),
-        template=("<|tool_call|>", "<|/tool_call|>"),
     ),
-    _listed("granite3", "<|tool_call|>", "", template=("<|tool_call|>",)),
-    _listed("functools", "functools", "", template=("functools[",)),
+    _listed("granite3", "<|tool_call|>", ""),
+    _listed("functools", "functools", ""),
     Family(
         "gigachat3",
         "function call<|role_sep|>\n",
         "",
         Objects("function call<|role_sep|>\n"),
         CallSyntax(_OBJECT, "}"),
-        template=("function call", "role_sep"),
         dropped=("<|message_sep|>\n\n", "<|message_sep|>"),
     ),
     Family(
@@ -364,7 +338,6 @@ _ROWS = (
         "</tool_call>",
         Objects("<tool_call>", "</tool_call>"),
         CallSyntax("\n" + _OBJECT, "}\n</tool_call>"),
-        template=("<tool_call>", "arguments"),
     ),
     Family(
         "llama4",
@@ -374,8 +347,6 @@ _ROWS = (
         CallSyntax("[{name}(", ")]<|python_end|>", row=Notation("{key}=", ", ")),
         first="[",
         keeps_blanks=True,
-        template=("<|header_start|>",),
-        vocab=("<|python_start|>", "<|python_end|>"),
     ),
     Family(
         "llama3",
@@ -385,7 +356,6 @@ _ROWS = (
         CallSyntax('{{"name": {name_json}, "parameters": ', "}"),
         first="{",
         keeps_blanks=True,
-        template=('"parameters": ', "ipython"),
     ),
     Family(
         "kimi_k3",
@@ -411,7 +381,6 @@ _ROWS = (
             "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
         ),
         keeps_blanks=True,
-        vocab=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
     ),
     Family(
         harmony.NAME,
@@ -425,7 +394,6 @@ _ROWS = (
             is_single=True,
         ),
         CallSyntax("functions.{name} <|constrain|>json<|message|>", ""),
-        vocab=harmony.MARKS,
     ),
 )
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
@@ -448,13 +416,8 @@ def family_of(name: str) -> Family | None:
 
 def find(template: str, vocab: Collection[str]) -> Family | None:
     """The first family whose marks a template names, or else a vocabulary has."""
-    for row in _ROWS:
-        if row.template and all(mark in template for mark in row.template):
-            return row
-    for row in _ROWS:
-        if row.vocab and all(mark in vocab for mark in row.vocab):
-            return row
-    return None
+    name = family_named(template, vocab)
+    return None if name is None else FAMILIES[name]
 
 
 def speaking(row: Family, dialect: Dialect) -> Dialect:

@@ -5,8 +5,6 @@ A turn is a row of messages; its marks are special tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from runtime.worker.output.dialect import HEADER, NORMAL, REASONING, Dialect, opening
 
 NAME = "harmony"
@@ -19,7 +17,6 @@ REASONING_START = "<|channel|>analysis<|message|>"
 REASONING_END = "<|end|>"
 NEXT_MESSAGE = "<|start|>assistant"
 
-MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
 _MESSAGES = (
     (REASONING_START, REASONING),
     (FINAL_START, NORMAL),
@@ -28,11 +25,6 @@ _MESSAGES = (
     (CALL_START, opening(CALL_START)),
     (HIDDEN_CALL_START, opening(HIDDEN_CALL_START)),
 )
-
-
-def is_spoken_by(vocab: Mapping[str, int]) -> bool:
-    """The vocabulary has all the marks."""
-    return all(mark in vocab for mark in MARKS)
 
 
 def dialect() -> Dialect:
