@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from api.http.draft import Draft
-from runtime.cache.lifecycle import Opener
-from runtime.cache.service import KvStore
+from runtime.cache.service import KvStore, Opener
 from runtime.cache.store_opening import open_store
 from runtime.config.settings import Settings
 from runtime.models.catalog import Catalog

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from runtime.cache.channel import MAX_SLOTS, KvChannel
 from runtime.cache.lifecycle import StoreLife
 from runtime.cache.naming import Naming
-from runtime.cache.owned import lost
+from runtime.cache.owned import OpenStore, lost
 from runtime.config.settings import Settings
 from runtime.slot_events import Attach, Bring, KnownSlot, Lost, Slots
 from store.types import SlotRow
@@ -24,8 +24,8 @@ class WorkerAttachment:
     def __init__(
         self,
         settings: Settings,
-        life: StoreLife,
-        naming: Naming,
+        life: StoreLife[OpenStore],
+        naming: Naming[OpenStore],
         on_named: Callable[[KvChannel], None],
     ) -> None:
         self._settings = settings

@@ -9,31 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from runtime.cache.compaction import cut_ends
-from runtime.cache.disk_budget import RECOVERED, Evict, Reserved
-from runtime.cache.owned import OpenStore
-from runtime.cache.store_opening import open_store
-from runtime.config.settings import Settings
-from store.cold_gate import Reach
+from store.cold_gate import ColdGate, Reach
 from store.errors import StoreError
-from store.recovery import Recovery
 
 T = TypeVar("T")
 
-Opener = Callable[[Path, str | None, bytes | None], OpenStore]
+
+class Opened(Protocol):
+    """A store that is open. Its calls block."""
+
+    cold: ColdGate | None
+
+    @property
+    def secret(self) -> bytes: ...
+
+    def close(self) -> None: ...
+
+    def probe(self) -> None:
+        """Write a little, everywhere. Raises StoreError where that fails."""
+        ...
+
+
+S = TypeVar("S", bound=Opened)
+
 State = Literal["off", "opening", "ok", "degraded"]
 StoreThread = Literal["write", "promote", "room", "chore"]
 
-_RESTREAM_S = 1.0
 _MIN_PROBE_S = 1.0
 _MAX_PROBE_S = 60.0
 _REOPEN = frozenset({"locked", "lost", "index_damaged"})
@@ -61,19 +68,22 @@ class ColdStatus(NamedTuple):
     message: str | None = None
 
 
-class StoreListener(Protocol):
+class StoreListener(Protocol, Generic[S]):
     """Who uses the store. All calls come from the event loop."""
+
+    def open(self, secret: bytes | None) -> S:
+        """Make or open the store, in a thread; the secret is that of the one before, if any.
+
+        Raises StoreError.
+        """
+        ...
+
+    def on_opening(self, store: S) -> None:
+        """This store is opened, and is going to be `StoreLife.store`."""
+        ...
 
     def on_opened(self) -> None:
         """The store was opened, perhaps anew, and perhaps another one."""
-        ...
-
-    def evictor(self, store: OpenStore) -> Evict:
-        """What makes room in a store that is being opened. It is called from other threads."""
-        ...
-
-    def on_slots(self) -> None:
-        """Recovery found more slots."""
         ...
 
     def on_full(self) -> None:
@@ -85,22 +95,17 @@ class StoreListener(Protocol):
         ...
 
 
-class StoreLife:
+class StoreLife(Generic[S]):
     """Opens the store after `start`, tries again while it is degraded, until `close`."""
 
-    def __init__(
-        self, settings: Settings, listener: StoreListener, opener: Opener = open_store
-    ) -> None:
-        self.store: OpenStore | None = None
-        self.status = KvStatus("opening" if settings.kv_disk else "off")
+    def __init__(self, listener: StoreListener[S], *, has_disk: bool) -> None:
+        self.store: S | None = None
+        self.status = KvStatus("opening" if has_disk else "off")
         self.settled = asyncio.Event()
         self.stopping = asyncio.Event()
-        self._settings = settings
-        self._root = settings.kv_root
-        self._open_store = opener
+        self._has_disk = has_disk
         self._listener = listener
         self._secret: bytes | None = None
-        self._reserved: dict[str, Reserved] = {}
         self._num_failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._mender: asyncio.Task[None] | None = None
@@ -114,7 +119,7 @@ class StoreLife:
 
     def start(self) -> None:
         """Begin to open the store; returns at once."""
-        if self._settings.kv_disk:
+        if self._has_disk:
             self.spawn(self._open())
         else:
             self.settled.set()
@@ -149,9 +154,7 @@ class StoreLife:
         """What keys names in the store; empty as long as that was never open."""
         return self._secret or b""
 
-    async def attempt(
-        self, work: Callable[[OpenStore], T], thread: StoreThread = "write"
-    ) -> T | None:
+    async def attempt(self, work: Callable[[S], T], thread: StoreThread = "write") -> T | None:
         """The result of `work`; None when there is no store or it fails, as `status` then says."""
         store = self.store
         if store is None:
@@ -195,9 +198,9 @@ class StoreLife:
     # Opening
 
     async def _open(self) -> None:
-        root, cold, secret = self._root, self._settings.cold_store, self._secret
+        secret = self._secret
         try:
-            store = await self._in("write", lambda: _cleared(self._open_store(root, cold, secret)))
+            store = await self._in("write", lambda: self._listener.open(secret))
         except StoreError as error:
             self.fail(error.reason, str(error))
             return
@@ -206,33 +209,10 @@ class StoreLife:
             return
         finally:
             self.settled.set()
-        evict = self._listener.evictor(store)
-        store.keep_to(self._settings.cache_max_bytes, evict, self._reserved)
+        self._listener.on_opening(store)
         self.store, self._secret = store, store.secret
         self.status = KvStatus("ok")
-        _log.info("conversations are kept", directory=str(root))
         self._listener.on_opened()
-        self.spawn(self._recover(store))
-
-    async def _recover(self, store: OpenStore) -> None:
-        """Put rows and files in agreement beside the requests; tell what is found as it is."""
-        now_s = time.time()
-        is_over, lock = self.stopping.is_set, store.replacing
-        recovery = Recovery(store.root, store.database, store.cold, now_s, is_over, lock)
-        recovery.reserve = partial(store.disk.reserve_spare, RECOVERED)
-
-        def run(_: OpenStore) -> None:
-            with store.moving:
-                recovery.run()
-            store.disk.release(RECOVERED)
-
-        running = asyncio.ensure_future(self.attempt(run, "chore"))
-        num_told = 0
-        while not running.done():
-            await asyncio.wait([running], timeout=_RESTREAM_S)
-            if recovery.report.num_adopted != num_told:
-                num_told = recovery.report.num_adopted
-                self._listener.on_slots()
 
     async def _close(self) -> None:
         store, self.store = self.store, None
@@ -266,7 +246,7 @@ class StoreLife:
                     self._listener.on_probed()
         _log.info("store_works_again")
 
-    async def _probe(self, store: OpenStore) -> bool:
+    async def _probe(self, store: S) -> bool:
         try:
             await self._in("write", store.probe)
         except StoreError as error:
@@ -287,11 +267,3 @@ class StoreLife:
                 return
             await self._in("promote", store.cold.probe)
         _log.info("cold_store_back")
-
-
-def _cleared(store: OpenStore) -> OpenStore:
-    """Without what a deletion that was broken off left; nobody knows of these slots yet."""
-    with contextlib.suppress(StoreError):
-        for _ in cut_ends(store):
-            pass
-    return store

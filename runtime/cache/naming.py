@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
 from runtime.cache.channel import KvChannel
-from runtime.cache.lifecycle import StoreLife
-from runtime.cache.owned import OpenStore
+from runtime.cache.lifecycle import Opened, StoreLife
 from runtime.config.settings import Settings
 from runtime.models.identified import Identity, introduce, say_unknown
 from runtime.models.identity import ModelFiles, NotIdentified, Stopped
+from store.clock import TrustedClock
 from store.errors import StoreError
+from store.records import Records
 
 _SMALL_BYTES = 1 << 30
 """Read before anybody notices."""
@@ -22,13 +24,32 @@ _SMALL_BYTES = 1 << 30
 Reader = Callable[[Identity, Callable[[], bool]], bytes]
 """As `Identity.read`."""
 
+
+class Remembering(Opened, Protocol):
+    """A store that remembers models."""
+
+    @property
+    def records(self) -> Records: ...
+
+    @property
+    def clock(self) -> TrustedClock: ...
+
+    def has_any(self, models: Collection[bytes]) -> bool:
+        """Whether there is anything of these models. Raises StoreError."""
+        ...
+
+
+S = TypeVar("S", bound=Remembering)
+
 _log = structlog.stdlib.get_logger("hearth.store")
 
 
-class Naming:
+class Naming(Generic[S]):
     """It belongs to the event loop; what blocks is done in threads."""
 
-    def __init__(self, settings: Settings, life: StoreLife, read: Reader = Identity.read) -> None:
+    def __init__(
+        self, settings: Settings, life: StoreLife[S], read: Reader = Identity.read
+    ) -> None:
         self._settings = settings
         self._life = life
         self._read_weights = read
@@ -60,7 +81,7 @@ class Naming:
         model = await self._life.attempt(lambda _: identity.known())
         is_read = model is None
         if is_read:
-            may_find = await self._life.attempt(lambda store: _has_slots_of(store, spec.engine))
+            may_find = await self._life.attempt(lambda store: _has_kv_of(store, spec.engine))
             is_awaited = bool(may_find) or spec.nbytes < _SMALL_BYTES
             channel.is_being_named(is_awaited=is_awaited)
             model = await self._read(channel, identity, files)
@@ -90,7 +111,6 @@ class Naming:
         return None
 
 
-def _has_slots_of(store: OpenStore, label: str) -> bool:
+def _has_kv_of(store: Remembering, label: str) -> bool:
     """Whether there is anything of a model that was loaded under this name."""
-    named = {row.hash for row in store.records.models() if row.label == label}
-    return any(total.model in named for total in store.index.totals())
+    return store.has_any({row.hash for row in store.records.models() if row.label == label})

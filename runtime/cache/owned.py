@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -161,6 +161,10 @@ class OpenStore:
             self._owned.close()
 
     # Identity
+
+    def has_any(self, models: Collection[bytes]) -> bool:
+        """Whether there is a slot of these models. Raises StoreError."""
+        return any(total.model in models for total in self.index.totals())
 
     def identify(self, spec: ModelSpec, form: KvForm) -> bytes | None:
         """The model hash of a model, as `identified.identify`."""

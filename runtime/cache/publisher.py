@@ -51,7 +51,7 @@ class Publisher:
 
     def __init__(
         self,
-        life: StoreLife,
+        life: StoreLife[OpenStore],
         channels: Collection[KvChannel],
         on_published: Callable[[], None],
         deletions: DeletionLog | None = None,

@@ -16,7 +16,7 @@ from store.slots import remove, slot_path
 class Reservations:
     """Between the workers and the store's `DiskBudget`. It belongs to the event loop."""
 
-    def __init__(self, life: StoreLife) -> None:
+    def __init__(self, life: StoreLife[OpenStore]) -> None:
         self._life = life
         self._asked: dict[str, KvChannel] = {}
         """By what is written, who writes it."""

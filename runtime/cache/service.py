@@ -10,6 +10,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -20,9 +22,9 @@ from runtime import kv_sizes
 from runtime.cache.attachment import WorkerAttachment
 from runtime.cache.channel import KvChannel
 from runtime.cache.deletion_log import Models, Receipt
-from runtime.cache.disk_budget import Evict
+from runtime.cache.disk_budget import RECOVERED, Reserved
 from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
-from runtime.cache.lifecycle import ColdStatus, KvStatus, Opener, StoreLife
+from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.owned import Merged, News, OpenStore
@@ -58,10 +60,14 @@ from runtime.slot_events import (
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.errors import StoreError
+from store.recovery import Recovery
 from store.types import ModelRow, RequestRow, RunFigures
 
 T = TypeVar("T")
 
+Opener = Callable[[Path, str | None, bytes | None], OpenStore]
+
+_RESTREAM_S = 1.0
 _OPEN_PATIENCE_S = 3.0
 _NAMES_PATIENCE_S = 60.0
 _LOAD_SHARE = 4
@@ -88,14 +94,16 @@ class KvStore:
         self, settings: Settings, opener: Opener = open_store, reader: Reader = Identity.read
     ) -> None:
         self._settings = settings
-        self._life = StoreLife(settings, self, opener)
+        self._open_store = opener
+        self._reserved: dict[str, Reserved] = {}
+        self._life = StoreLife[OpenStore](self, has_disk=settings.kv_disk)
         self._channels: set[KvChannel] = set()
         self.memory = WorkerMemory(self._life, self._channels, StoreLimits.of(settings))
         self._retired: dict[str, KvCounts] = {}
         self._disk = DiskFigures()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
         self.requests = RequestRows(self._life)
-        naming = Naming(settings, self._life, reader)
+        naming = Naming[OpenStore](settings, self._life, reader)
         self._welcome = WorkerAttachment(settings, self._life, naming, self._on_named)
         self._promotions = Promotions(self._life, self._tell)
         self._bad = BadSlots(self._life, self._tell, self._bring, self.on_slots)
@@ -239,13 +247,41 @@ class KvStore:
 
     # What the store's life calls
 
+    def open(self, secret: bytes | None) -> OpenStore:
+        settings = self._settings
+        return self._open_store(settings.kv_root, settings.cold_store, secret)
+
+    def on_opening(self, store: OpenStore) -> None:
+        loop, limits = asyncio.get_running_loop(), StoreLimits.of(self._settings)
+        evict = evictor(store, limits, lambda news: loop.call_soon_threadsafe(self._tell, news))
+        store.keep_to(self._settings.cache_max_bytes, evict, self._reserved)
+        _log.info("conversations are kept", directory=str(self._settings.kv_root))
+
     def on_opened(self) -> None:
         for channel in self._channels:
             self._life.spawn(self._welcome.greet(channel))
+        if (store := self._life.store) is not None:
+            self._life.spawn(self._recover(store))
 
-    def evictor(self, store: OpenStore) -> Evict:
-        loop, limits = asyncio.get_running_loop(), StoreLimits.of(self._settings)
-        return evictor(store, limits, lambda news: loop.call_soon_threadsafe(self._tell, news))
+    async def _recover(self, store: OpenStore) -> None:
+        """Put rows and files in agreement beside the requests; tell what is found as it is."""
+        now_s = time.time()
+        is_over, lock = self._life.stopping.is_set, store.replacing
+        recovery = Recovery(store.root, store.database, store.cold, now_s, is_over, lock)
+        recovery.reserve = partial(store.disk.reserve_spare, RECOVERED)
+
+        def run(_: OpenStore) -> None:
+            with store.moving:
+                recovery.run()
+            store.disk.release(RECOVERED)
+
+        running = asyncio.ensure_future(self._life.attempt(run, "chore"))
+        num_told = 0
+        while not running.done():
+            await asyncio.wait([running], timeout=_RESTREAM_S)
+            if recovery.report.num_adopted != num_told:
+                num_told = recovery.report.num_adopted
+                self.on_slots()
 
     def on_slots(self) -> None:
         for channel in self._channels:
@@ -386,7 +422,7 @@ class KvStore:
 class RequestRows:
     """Belongs to the event loop."""
 
-    def __init__(self, life: StoreLife) -> None:
+    def __init__(self, life: StoreLife[OpenStore]) -> None:
         self._life = life
         self._waiting: deque[RequestRow] = deque(maxlen=_MAX_WAITING_ROWS)
         self._writing: asyncio.Task[None] | None = None

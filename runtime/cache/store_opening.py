@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from migrations.run import upgrade
+from runtime.cache.compaction import cut_ends
 from runtime.cache.owned import INDEX, OpenStore
 from store import ownership, unpublished, upkeep
 from store.clock import Clock, now
@@ -49,6 +50,9 @@ def open_store(
     with suppress(StoreError):
         now_s = time.time()
         store.write_budget.add(store.records.counters(now_s).get("written_bytes", 0.0), now_s)
+    with suppress(StoreError):  # what a deletion that was broken off left; nobody knows of it yet
+        for _ in cut_ends(store):
+            pass
     return store
 
 

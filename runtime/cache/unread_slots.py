@@ -39,7 +39,7 @@ class BadSlots:
 
     def __init__(
         self,
-        life: StoreLife,
+        life: StoreLife[OpenStore],
         tell: Tell,
         bring: Callable[[KvChannel, tuple[str, ...]], Awaitable[None]],
         on_changed: Callable[[], None],
@@ -102,7 +102,7 @@ class BadSlots:
 class Promotions:
     """`tell` reports to all workers. It belongs to the event loop."""
 
-    def __init__(self, life: StoreLife, tell: Callable[[SlotsGone], None]) -> None:
+    def __init__(self, life: StoreLife[OpenStore], tell: Callable[[SlotsGone], None]) -> None:
         self._life = life
         self._tell = tell
 

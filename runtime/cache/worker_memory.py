@@ -34,7 +34,7 @@ class WorkerMemory:
     """`channels` are those of the workers there are. It belongs to the event loop."""
 
     def __init__(
-        self, life: StoreLife, channels: Collection[KvChannel], limits: StoreLimits
+        self, life: StoreLife[OpenStore], channels: Collection[KvChannel], limits: StoreLimits
     ) -> None:
         self.refused_pins: dict[str, PinsFull] = {}
         """Why what a source wanted pinned is not, of the latest."""

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.cache.channel import KvChannel
 from runtime.cache.lifecycle import StoreLife
+from runtime.cache.owned import OpenStore
 from runtime.cache.publisher import Publisher
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
@@ -39,7 +40,7 @@ class Desk(KvStore):
     def __init__(self, home: Path) -> None:
         settings = Settings(home=home)
         super().__init__(settings)
-        self.life = StoreLife(settings, self)
+        self.life = StoreLife[OpenStore](self, has_disk=True)
         self.told: list[KvNews | RoomGiven] = []
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self.worker = KvChannel(self, spec)

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.disk_budget import Evict
 from runtime.cache.lifecycle import KvStatus, StoreLife
 from runtime.cache.owned import OpenStore
-from runtime.config.settings import Settings
+from runtime.cache.store_opening import open_store
 from store.errors import StoreFailed, StoreFull
 
 SPEED = 200.0
@@ -42,8 +41,9 @@ class World:
     """A disk, a worker that has something to write, and what became of its last try."""
 
     def __init__(self, home: Path) -> None:
-        self.life = StoreLife(Settings(home=home, kv_disk=True), self)
-        self.slots = home / "kv" / "slots"
+        self.life = StoreLife[OpenStore](self, has_disk=True)
+        self.root = home / "kv"
+        self.slots = self.root / "slots"
         self.can_stage = self.can_publish = True
         self.has_failed = False
         self.num_unwritten = 0
@@ -51,10 +51,10 @@ class World:
 
     def on_opened(self) -> None: ...
 
-    def evictor(self, store: OpenStore) -> Evict:
-        return lambda num_bytes, needed: None
+    def open(self, secret: bytes | None) -> OpenStore:
+        return open_store(self.root, None, secret)
 
-    def on_slots(self) -> None: ...
+    def on_opening(self, store: OpenStore) -> None: ...
 
     def on_full(self) -> None: ...
 
