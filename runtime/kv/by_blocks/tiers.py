@@ -51,6 +51,9 @@ from store.keyed_names import conversation_key, keyed_hash
 _TOLD_SHARE = 8
 """Of a long prompt a head is told each time when that share of it is new."""
 
+_CUT_BLOCKS = 8
+"""While a prompt is computed so many of its blocks are cut at once: cuts wait for the device."""
+
 
 @dataclass(slots=True)
 class Disk:
@@ -181,15 +184,15 @@ class Tiers:
         state, size = self._state, self._state.chain.block_size
         state.counts.num_computed_tokens += end - start
         state.rates.on_prefill(end - start, seconds)
+        is_asked, needs_state = end in cursor.boundaries, state.needs_state
+        is_far = needs_state and end // STATE_TOKENS > start // STATE_TOKENS and not end % size
         if end == len(cursor.token_ids) - 1:
             self._keep(cursor, kv, end)
-        elif state.needs_state:
-            is_asked = end in cursor.boundaries
-            is_far = end // STATE_TOKENS > start // STATE_TOKENS and not end % size
-            self._keep(cursor, kv, end, with_end=is_asked, with_state=is_asked or is_far)
-        else:
-            self._keep(cursor, kv, end, with_end=False)
-        if cursor.num_kept - cursor.num_told > max(STATE_TOKENS, cursor.num_told // _TOLD_SHARE):
+        elif is_asked or is_far or end - cursor.num_kept >= _CUT_BLOCKS * size:
+            with_state = is_asked or is_far
+            self._keep(cursor, kv, end, with_end=is_asked and needs_state, with_state=with_state)
+        num_told = max(cursor.num_told, cursor.use.num_tokens)  # what was found others have told
+        if cursor.num_kept - num_told > max(STATE_TOKENS, num_told // _TOLD_SHARE):
             self._tell(cursor, cursor.num_kept)
 
     def on_interrupted(self, cursor: CacheCursor, kv: Sequence[Any], end: int) -> None:
@@ -203,6 +206,9 @@ class Tiers:
 
     def knows_more(self, cursor: CacheCursor, num_tokens: int) -> bool:
         """Others computed so much more of a prompt than these tokens that it is worth a copy."""
+        number, names = num_tokens // self.least_worth, cursor.block_hashes
+        if number < len(names) and names[number] not in self.memory:
+            return False
         worth = min(num_tokens + self.least_worth, len(cursor.token_ids) - 1)
         return self.num_at_hand(cursor) >= worth > num_tokens
 
