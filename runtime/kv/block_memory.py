@@ -29,7 +29,7 @@ from store.types import Candidate, TtlClass, decayed_hits
 K = TypeVar("K")
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Piece(Generic[K]):
     """A block or an end in memory.
 

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, cast
+from weakref import WeakSet
 
 import mlx.core as mx
 import msgspec
@@ -36,15 +38,31 @@ DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 """By their names in slot files."""
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Slab:
+    """Arrays that were cut for a few blocks at once, whose slices are views of them.
+
+    They stay in memory for as long as one of the blocks does. So when some leave, those that stay
+    get arrays of their own.
+    """
+
+    slices: list[mx.array]
+    pieces: WeakSet[Any] = field(default_factory=WeakSet[Any])
+    """What in memory has a block of it."""
+
+
 class RunKv(NamedTuple):
     """The KV of one run in memory: slices `[tokens, heads, dim]` and, at its end, a checkpoint.
 
-    As long as somebody has `share`, other ranks keep their parts of it.
+    As long as somebody has `share`, other ranks keep their parts of it. The slices begin at the
+    token `slab_at` of `slab`, if they are views.
     """
 
     slices: list[mx.array]
     state: State | None
     share: object = None
+    slab: Slab | None = None
+    slab_at: int = 0
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -15,9 +15,12 @@ import mlx.core as mx
 
 from runtime.kv import layers, pack
 from runtime.kv.layers import KvLayout, UnsupportedCache, layout_of
-from runtime.kv.pack import RunKv
+from runtime.kv.pack import RunKv, Slab
 from runtime.kv.writer import Packed
 from store.types import SlotHeader
+
+SLAB_BLOCKS = 8
+"""Of so many blocks a slab is at the most: one less are copied when one leaves."""
 
 
 class Caches(Protocol):
@@ -84,6 +87,36 @@ class Parts:
         state = layers.checkpoint(kv, self._layout) if span.has_state else None
         return RunKv(layers.cut(kv, self._layout, span.start, span.end), state)
 
+    def cut_blocks(self, kv: Sequence[Any], spans: Sequence[Span]) -> list[RunKv]:
+        """As `cut`; those without a state that follow each other are views of slabs, where all of
+        them is here. One array for several blocks is cut and put together sooner than one for each.
+        """
+        if not self.can_divide:
+            return self.cut(kv, spans)
+        with mx.stream(self._model.stream):
+            runs = [run for group in _groups(spans) for run in self._cut_at_once(kv, group)]
+            mx.eval([array for run in runs for array in run.arrays])
+        return runs
+
+    def _cut_at_once(self, kv: Sequence[Any], spans: Sequence[Span]) -> list[RunKv]:
+        if len(spans) == 1:
+            return [self._cut(kv, spans[0])]
+        start = spans[0].start
+        slab = Slab(layers.cut(kv, self._layout, start, spans[-1].end))
+        ats = [one.start - start for one in spans]
+        columns = [mx.split(one, ats[1:]) for one in slab.slices]
+        return [
+            RunKv([column[number] for column in columns], None, slab=slab, slab_at=at)
+            for number, at in enumerate(ats)
+        ]
+
+    def on_its_own(self, kv: RunKv) -> RunKv:
+        """The same run with arrays of its own."""
+        with mx.stream(self._model.stream):
+            slices = [_whole_of([one]) for one in kv.slices]
+            mx.eval(slices)
+        return kv._replace(slices=slices, slab=None, slab_at=0)
+
     def bare(self, kv: RunKv) -> RunKv:
         """The same run without the state at its end."""
         return kv._replace(state=None)
@@ -115,9 +148,9 @@ class Parts:
 
         `num_room` tokens can be appended before anything has to be copied again.
         """
-        slices = [_beginning(*piece) for piece in pieces]
         state = pieces[-1][0].state if self.needs_state else None
         with mx.stream(self._model.stream):
+            slices = _slices_of(pieces)
             slices = [layers.as_held(kv, self._layout, one) for one in slices]
             layers.assemble(kv, self._layout, slices, state, num_room)
             mx.eval(layers.arrays_of(kv))
@@ -128,7 +161,7 @@ class Parts:
         """
         state = pieces[-1][0].state if self.needs_state else None
         with mx.stream(self._model.stream):
-            slices = [layers.as_held(kv, self._layout, _beginning(*piece)) for piece in pieces]
+            slices = [layers.as_held(kv, self._layout, one) for one in _slices_of(pieces)]
             pieces.clear()
             layers.move(kv, self._layout, slices, state, num_room)
 
@@ -178,5 +211,38 @@ def _whole_of(column: Sequence[mx.array]) -> mx.array:
     return mx.concatenate(list(column))
 
 
+def _groups(spans: Sequence[Span]) -> list[list[Span]]:
+    """What is cut at once: a few spans of one length that follow each other, without states."""
+    groups: list[list[Span]] = []
+    for one in spans:
+        last = groups[-1][-1] if groups else one
+        is_like = one.end - one.start == last.end - last.start and last.end == one.start
+        is_bare = not (one.has_state or last.has_state)
+        if is_like and is_bare and len(groups[-1]) < SLAB_BLOCKS:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _slices_of(pieces: Sequence[tuple[RunKv, int]]) -> list[list[mx.array]]:
+    """The slices of consecutive runs, each up to its number of tokens; views of a slab that follow
+    each other are one.
+    """
+    spans: list[tuple[RunKv, int]] = []
+    for kv, num_tokens in pieces:
+        first, num = spans[-1] if spans else (kv, 0)
+        is_next = first.slab is kv.slab and first.slab_at + num == kv.slab_at
+        if num and kv.slab is not None and is_next:
+            spans[-1] = first, num + num_tokens
+        else:
+            spans.append((kv, num_tokens))
+    return [_beginning(*one) for one in spans]
+
+
 def _beginning(kv: RunKv, num_tokens: int) -> list[mx.array]:
-    return [one[:num_tokens] if num_tokens < one.shape[0] else one for one in kv.slices]
+    start, slices = 0, kv.slices
+    if kv.slab is not None and slices and num_tokens > slices[0].shape[0]:
+        start, slices = kv.slab_at, kv.slab.slices
+    end = start + num_tokens
+    return [one[start:end] if end - start < one.shape[0] else one for one in slices]

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from runtime.kv import layers, pack
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.layers import State, UnsupportedCache
 from runtime.kv.pack import RunKv
+from runtime.kv.parts import Parts, Span
 from runtime.kv.state import TierState
 from runtime.kv.tiers import Tiers
 from store.block_names import HashChain
 from store.errors import SlotDamaged
+from tests.kv_worker import Caches
 from tests.layer_samples import (
     DIM,
     HEADS,
@@ -113,6 +116,37 @@ def test_a_sliceable_cache_is_taken_up_at_any_token(tmp_path: Path, name: str, d
             if start < at
         ]
         check_same_future(assemble(make, pieces), live, at, **how)
+
+
+@pytest.mark.parametrize("name", SLICEABLE | CHECKPOINTED)
+def test_blocks_that_are_cut_at_once_are_those_that_are_cut_one_by_one(name: str):
+    make = (SLICEABLE | CHECKPOINTED)[name]
+    heads = 1 if name == "one head" else HEADS
+    parts, kv = Parts(Caches(make)), make()
+    feed(kv, 0, 70, heads=heads)
+    borders = [*range(0, 65, 4), 70]
+    spans = [Span(start, end, end == 70) for start, end in pairwise(borders)]
+    apart, together = parts.cut(kv, spans), parts.cut_blocks(kv, spans)
+    slabs = [id(one.slab) for one in together if one.slab is not None]
+    assert [slabs.count(one) for one in dict.fromkeys(slabs)] == [8, 8]
+    for one, other in zip(apart, together, strict=True):
+        for run in (other, parts.on_its_own(other)):
+            assert raw(run.arrays) == raw(one.arrays)
+            assert _packed(parts, run) == _packed(parts, one)
+    for begun in (apart, together[:5] + apart[5:7] + together[7:], together):
+        for first, num in ((1, 4), (8, 4), (11, 3), (12, 1), (17, 6)):
+            pieces = [(one, 4) for one in begun[: first - 1]] + [(begun[first - 1], num)]
+            num_tokens = 4 * (first - 1) + num
+            if parts.needs_state and num_tokens < 70:
+                continue
+            live, again = make(), make()
+            feed(live, 0, num_tokens, heads=heads)
+            parts.assemble(again, pieces, 3)
+            check_same_future(again, live, num_tokens, heads=heads)
+
+
+def _packed(parts: Parts, run: RunKv) -> list[tuple[str, bytes]]:
+    return [(one.name, bytes(one.data)) for one in parts.pack(run).tensors]
 
 
 @pytest.mark.parametrize("name", SLICEABLE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from runtime.kv.block_memory import BlockMemory
+from runtime.kv.pack import RunKv
+from runtime.kv_messages import Drop
 from store.block_names import num_common
 from tests.kv_worker import BLOCK, PLAIN, STATEFUL, KvWorker, Request, names_of
 
@@ -192,6 +196,35 @@ def test_a_private_prompt_is_in_memory_only(workers: Any, tmp_path: Path):
     assert worker.ask([*said, 9], [1], "s", ttl_s=0.0).num_reused == 12
     worker.close()
     assert not [*tmp_path.rglob("*.safetensors")]
+
+
+def check_slabs(memory: BlockMemory[RunKv]) -> int:
+    """All of each slab is counted: all blocks of it are in memory. How many slabs there are."""
+    slabs = {one.kv.slab for one in memory} - {None}
+    for slab in slabs:
+        assert slab is not None
+        of_slab = [one for one in memory if one.kv.slab is slab]
+        assert sum(map(len, of_slab)) == slab.slices[0].shape[0]
+    return len(slabs)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_slab_leaves_memory_as_soon_as_a_block_of_it_does(workers: Any, *, is_deleted: bool):
+    worker = workers(PLAIN, slice_tokens=64)
+    said = worker.ask(range(64), [100], "s").token_ids
+    memory = worker.tiers.memory
+    assert check_slabs(memory) == 2
+    slabs = [weakref.ref(one.kv.slab) for one in memory if one.kv.slab is not None]
+    if is_deleted:
+        names = worker.state.chain.block_hashes(said)
+        worker.tiers.hear(Drop(number=1, names=tuple(names[12:])))
+    else:
+        memory.budget_bytes = 12 * BLOCK * 16
+        worker.state.shrink()
+    assert [one.start for one in memory] == [*range(0, 12 * BLOCK, BLOCK)]
+    assert check_slabs(memory) == 1
+    assert [one() is not None for one in slabs] == [True] * 8 + [False] * 7
+    assert worker.ask([*said, 200], [300], "s").num_reused == 12 * BLOCK
 
 
 WHICH = st.integers(0, 2**20)
@@ -386,7 +419,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        self.worker.tiers.memory.check()
+        memory = self.worker.tiers.memory
+        memory.check()
+        check_slabs(memory)
 
 
 class InMemory(Machine):

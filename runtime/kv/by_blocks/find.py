@@ -340,6 +340,7 @@ class Finder:
             self._memory.drop([piece.name for piece in given])
             num_room = len(cursor.token_ids) - num_tokens
             (parts.move if given else parts.assemble)(kv, pieces, num_room)
+            state.leave_slabs(given)
         return kv
 
     def _to_give(self, found: Found[RunKv]) -> list[Piece[RunKv]]:

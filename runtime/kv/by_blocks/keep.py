@@ -55,7 +55,7 @@ class Keeper:
         spans = self._lacking(cursor, kv, end, with_end=with_end, with_state=with_state)
         pieces = [
             self._piece(cursor, span, one)
-            for span, one in zip(spans, self._state.parts.cut(kv, spans), strict=True)
+            for span, one in zip(spans, self._state.parts.cut_blocks(kv, spans), strict=True)
         ]
         there = [self._state.memory.put(piece) for piece in pieces]
         if spans:
@@ -108,8 +108,12 @@ class Keeper:
         token_ids = array("I", cursor.token_ids[span.start : span.end])
         is_block = len(token_ids) == chain.block_size
         ttl_class, _ = cursor.worth(span.start)
-        return Piece(
-            name=cursor.block_hashes[number] if is_block else chain.end_hash(above, token_ids),
+        name = cursor.block_hashes[number] if is_block else chain.end_hash(above, token_ids)
+        there = self._state.memory.get(name)
+        if there is not None and there.kv.slab is not None:  # it stays a view, with a state now
+            kv = there.kv._replace(state=kv.state)
+        piece = Piece(
+            name=name,
             above=above,
             start=span.start,
             token_ids=token_ids,
@@ -120,6 +124,9 @@ class Keeper:
             ttl_class=ttl_class,
             last_used_s=time.time(),
         )
+        if kv.slab is not None:
+            kv.slab.pieces.add(piece)
+        return piece
 
     def path(self, cursor: CacheCursor, end: int) -> list[Piece[RunKv]]:
         """The pieces of a cursor up to this position that are in memory."""

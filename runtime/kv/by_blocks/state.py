@@ -105,6 +105,7 @@ class KvState:
             gone += behind
         self._remember([*names, *(one.name for one in gone)], "deleted")
         self.idle_caches.let_go({*names, *(one.name for one in gone)})
+        self.leave_slabs(gone)
         return len(gone)
 
     def set_budget(self, num_bytes: int) -> None:
@@ -141,7 +142,15 @@ class KvState:
         if gone:
             self._remember([one.name for one in gone if not one.is_written], "evicted")
             self.idle_caches.let_go({one.name for one in gone if not one.is_written})
+            self.leave_slabs(gone)
         self.fit_idle_caches()
+
+    def leave_slabs(self, gone: Iterable[Piece[RunKv]]) -> None:
+        """These left memory: what stays of their slabs no longer keeps their KV there."""
+        for slab in {one.kv.slab for one in gone}:
+            for piece in [*slab.pieces] if slab is not None else ():
+                if self.memory.get(piece.name) is piece:
+                    piece.kv = self.parts.on_its_own(piece.kv)
 
     def keep_idle(self, cursor: CacheCursor, kv: Sequence[Any]) -> None:
         """Whoever goes on from the end of a cursor is given these caches, if all of it is kept.
