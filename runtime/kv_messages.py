@@ -10,10 +10,16 @@ from store.keyed_names import NOBODY, Asker
 
 
 class Opened(Struct, frozen=True, tag="kv_opened"):
-    """The store is open: what names everything in it. `oldest_number` as in `Ended.received`."""
+    """The store is open: what names everything in it. It may come more than once.
+
+    The model is known to prefill best in slices of `prefill_slice` tokens on `slice_device`; None:
+    nobody knows.
+    """
 
     model_hash: bytes
     secret: bytes
+    prefill_slice: int | None = None
+    slice_device: str = ""
 
 
 class Kept(Struct, frozen=True, tag="kv_kept"):
@@ -95,7 +101,7 @@ class Ended(Struct, frozen=True, tag="kv_ended"):
     asker: Asker = NOBODY
     path: str | None = None
     token_ids: bytes = b""
-    root: bytes = b""
+    tenant: str = ""
     ends: tuple[int, ...] = ()
     continues: bytes = b""
     num_bytes: int = 0

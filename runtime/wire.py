@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime import kv_messages
 from runtime.ranks import Ranks
 from runtime.slot_events import KvNews, KvReport, RoomGiven
 from runtime.types import (
@@ -50,7 +51,9 @@ class KvOptions(Struct, frozen=True):
     """The KV hierarchy: without a disk `root` is None; sizes in bytes, as in `HotBudget`.
 
     The store at `root` need not be open yet: `Attach` says so. `secret` is the store's, where it is
-    known already.
+    known already. `names`, where there are any, key the names of blocks until then: with these the
+    server keeps the heads, and the worker has KV by blocks. With `has_cold` blocks of which there
+    is no slot may be in a cold store.
     """
 
     root: str | None = None
@@ -63,6 +66,8 @@ class KvOptions(Struct, frozen=True):
     kv_bits: int | None = None
     kv_start: int = 0
     secret: bytes = b""
+    names: bytes = b""
+    has_cold: bool = False
 
 
 class Prepare(Struct, frozen=True, tag="prepare"):
@@ -96,7 +101,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     exit_s: float = 20.0
 
 
-Command = Prepare | Load | Submit | Abort | Stop | RoomGiven | KvNews
+Command = Prepare | Load | Submit | Abort | Stop | RoomGiven | KvNews | kv_messages.KvNews
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -278,6 +283,7 @@ Event = (
     | Flushing
     | Flushed
     | KvReport
+    | kv_messages.KvReport
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -194,7 +194,7 @@ class KvWorker:
 
     def _told(self, ended: Ended) -> None:
         token_ids = array("I", ended.token_ids)
-        names = names_of(token_ids, ended.ends, ended.root)
+        names = names_of(token_ids, ended.ends, CHAIN.root_of(ended.tenant))
         head = MemoryHead(ended.asker.session_id, names)
         deleted = [session for number, session in self.deleted if number > ended.received]
         if head.session in deleted:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from runtime.cache.deletion_log import Models
 from runtime.cache.told_deletions import ToldDeletions
-from runtime.models.identified import look
-from runtime.models.identity import ModelFiles
+from runtime.cache.worker_channel import ChannelServer, Report, WorkerChannel
 from runtime.slot_events import (
     AllSlotsTold,
     Attach,
@@ -22,11 +19,9 @@ from runtime.slot_events import (
     HotBudget,
     HotNow,
     KvNews,
-    KvReport,
     RoomGiven,
 )
 from runtime.types import ModelSpec
-from runtime.wire import Heartbeat, KvCounts, KvOptions
 from store.keyed_names import Asker
 from store.types import RunFigures, SlotHeader
 
@@ -36,9 +31,6 @@ MAX_SLOTS = 2000
 _PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
 
-_READING_SHARE = 6
-"""Weights may take long, and what is computed meanwhile is written later."""
-
 _FORGET_PATIENCE_S = 5.0
 """Deleting waits longer; what a worker that is later still stages is refused until it answers."""
 
@@ -46,118 +38,33 @@ Question = tuple[type[HotAsked | Forget], int]
 """What was asked, and its number."""
 
 
-class ChannelOwner(Protocol):
-    """The store, as a channel sees it."""
-
-    def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions: ...
-
-    @property
-    def patience_s(self) -> float: ...
-
-    async def is_open(self) -> bool: ...
+class ChannelOwner(ChannelServer, Protocol):
+    """The store, as such a channel sees it."""
 
     def join(self, channel: KvChannel) -> None: ...
 
     def leave(self, channel: KvChannel) -> None: ...
 
-    def hear(self, channel: KvChannel, event: KvReport) -> None: ...
+    def hear(self, channel: KvChannel, event: Report) -> None: ...
 
     def measured(self, channel: KvChannel, run: RunFigures) -> None: ...
 
     def deletions(self) -> list[tuple[Forget, Models]]: ...
 
 
-class KvChannel:
-    """Between one worker and the store; it belongs to the event loop.
-
-    First `options()`, then `open()` once the worker was told to load, then events, then `close()`.
-    The store may be opened before that or at any time later, and again: the worker is told, and
-    keeps what it has in memory.
-    """
+class KvChannel(WorkerChannel):
+    """As any channel; the worker is told of all slots of its model."""
 
     def __init__(
         self, desk: ChannelOwner, spec: ModelSpec, budget: HotBudget | None = None
     ) -> None:
-        self.spec = spec
-        self.budget = budget
-        """What KV its memory may have, as it was told last; None leaves that to the store."""
-        self.kv = KvOptions()
-        self.names: Attach | None = None
-        """By what its KV is found in the store; None before the store was open."""
-        self.counts = KvCounts()
-        self.files: ModelFiles | None = None
-        """The model's, as they were before the worker read them; None: nobody can say."""
-        self.model: bytes | None = None
-        """The hash of what the worker read, once that is known."""
-        self.measured_runs: list[RunFigures] = []
-        """What it showed before it had a name."""
-        self.welcoming = asyncio.Lock()
+        super().__init__(desk, spec, budget)
         self._service = desk
-        self._send: Callable[[KvNews | RoomGiven], None] | None = None
-        self._is_closed = False
-        self._is_told = asyncio.Event()
-        self._is_loaded = asyncio.Event()
-        self._naming_wait_s: float | None = None
-        self._is_named = asyncio.Event()
-        self._is_named.set()
         self._asked: dict[Question, asyncio.Future[HotNow | Forgotten | None]] = {}
         self._num_asked = 0
         self._deletions = ToldDeletions(self._tell_deletion, self.on_event)
 
-    @property
-    def has_disk(self) -> bool:
-        """Whether this worker was told that the store is open."""
-        return self.names is not None
-
-    @property
-    def model_hash(self) -> bytes:
-        """Its model's in the store, empty before it was told."""
-        return self.names.model_hash if self.names is not None else b""
-
-    async def options(self) -> KvOptions:
-        """What the worker is loaded with. It must not have begun to read the model's files."""
-        self.kv = self._service.options(self.spec, self.budget)
-        if self.kv.root is not None:
-            self.files = await asyncio.to_thread(look, self.spec)
-        return self.kv
-
-    def open(self, send: Callable[[KvNews | RoomGiven], None]) -> None:
-        """The worker was told to load: tell it what is on disk of its model, unless it is gone.
-
-        First what was deleted: requests that are to be handed to it may have come before that.
-        """
-        if not self._is_closed:
-            self._send = send
-            self._deletions.begin(self._service.deletions())
-            self._service.join(self)
-
-    async def told(self) -> None:
-        """The worker has read the model's files: wait until it was told what is on disk.
-
-        While the store is being opened as long as that takes, within reason, and not at all for
-        one that failed.
-        """
-        self._is_loaded.set()
-        if self._naming_wait_s is not None:
-            self._wait_for_name(self._naming_wait_s)
-        if self.kv.root is not None and await self._service.is_open():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._service.patience_s):
-                    await self._is_told.wait()
-
-    async def named(self, patience_s: float) -> float:
-        """Wait for what is being read for the model's name: until then nothing can be written.
-
-        The seconds it took.
-        """
-        start_s = time.monotonic()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self._is_named.wait()
-        return time.monotonic() - start_s
-
-    def on_event(self, event: KvReport) -> None:
-        """The worker reports."""
+    def on_event(self, event: Report) -> None:
         if isinstance(event, Forgotten):
             self._deletions.answered(event.number)
         if not isinstance(event, HotNow | Forgotten):
@@ -165,25 +72,18 @@ class KvChannel:
         elif (asked := self._asked.get(_answered(event))) is not None:
             _answer(asked, event)
 
-    def on_beat(self, beat: Heartbeat) -> None:
-        """The worker's counters, as they are now."""
-        if beat.kv is not None:
-            self.counts = beat.kv
-
     def measured(self, run: RunFigures) -> None:
-        """What the worker's run showed so far, for next time. Call it before `close()`."""
         self._service.measured(self, run)
 
-    def close(self) -> None:
-        """The worker is gone; everything it reported has arrived."""
-        self._is_closed = True
-        self._is_loaded.set()
-        self._is_named.set()
-        if self._send is not None:
-            self._send = None
-            for asked in self._asked.values():
-                _answer(asked, None)
-            self._service.leave(self)
+    def opened(self) -> None:
+        """First what was deleted: requests that are to be handed to it may have come before."""
+        self._deletions.begin(self._service.deletions())
+        self._service.join(self)
+
+    def closed(self) -> None:
+        for asked in self._asked.values():
+            _answer(asked, None)
+        self._service.leave(self)
 
     # What follows is the store's side.
 
@@ -192,48 +92,24 @@ class KvChannel:
 
         First what was deleted of its model: nothing of that gets the names it has in the store.
         """
-        self.names = names
+        self.model_hash = names.model_hash
         self._deletions.named(names.model_hash)
         self.tell(names)
 
     def welcomed(self) -> None:
         """All that is on disk was told, or cannot be: what is in memory only may be written."""
         self.tell(AllSlotsTold())
-        self._is_told.set()
-        self._is_named.set()
+        super().welcomed()
 
     def try_again(self) -> None:
         """The store may work again: what is in memory only may be written once more."""
         if not self.welcoming.locked():
             self.tell(AllSlotsTold())
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the worker is gone."""
-        return self._is_closed
-
-    async def until_loaded(self) -> None:
-        """Wait until the worker has read the model's files, or is gone."""
-        await self._is_loaded.wait()
-
-    def is_being_named(self, *, is_awaited: bool) -> None:
-        """Its files are being read; requests wait a while for that, or not at all.
-
-        The while begins when the model is loaded: before that nobody waits for the reading.
-        """
-        self._is_named.clear()
-        self._naming_wait_s = self._service.patience_s / _READING_SHARE if is_awaited else 0.0
-        if self._is_loaded.is_set():
-            self._wait_for_name(self._naming_wait_s)
-
-    def _wait_for_name(self, wait_s: float) -> None:
-        asyncio.get_running_loop().call_later(wait_s, self._is_told.set)
-
     def is_nameless(self) -> None:
         """It stays so: what its memory holds is not for the disk, and may be of any model."""
         self._deletions.named(None)
-        self._is_told.set()
-        self._is_named.set()
+        super().is_nameless()
 
     async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
         """Those of these slots that are in the worker's memory; none if it does not answer."""
@@ -253,15 +129,15 @@ class KvChannel:
         With any model, or with these. None: it has not done it yet, and does it before anything
         that it reads after that.
         """
-        if self._send is None:  # it is gone, or is told when it opens
+        if self.send is None:  # it is gone, or is told when it opens
             return 0
-        if not self._is_loaded.is_set():  # it was handed nothing yet, and reads this before
+        if not self.is_loaded:  # it was handed nothing yet, and reads this before
             self._deletions.tell(news, models)
             return 0
         told = await self._ask(news, _FORGET_PATIENCE_S, lambda: self._deletions.tell(news, models))
         if isinstance(told, Forgotten):
             return told.num_forgotten
-        return None if self._send is not None else 0
+        return None if self.send is not None else 0
 
     def is_forgotten(self, asker: Asker, header: SlotHeader | None = None) -> bool:
         """Whether the worker has yet to forget what was asked so, as in `ToldDeletions.mean`."""
@@ -269,8 +145,8 @@ class KvChannel:
 
     def _tell_deletion(self, news: Forget) -> None:
         """Also to a worker that has no disk."""
-        if self._send is not None:
-            self._send(news)
+        if self.send is not None:
+            self.send(news)
 
     def _is_waited_for(self, number: int) -> bool:
         return (Forget, number) in self._asked
@@ -289,14 +165,14 @@ class KvChannel:
 
         What is asked is sent, unless `say` does that in another way.
         """
-        if self._send is None:
+        if self.send is None:
             return None
         key = type(question), question.number
         asked = self._asked[key] = asyncio.get_running_loop().create_future()
         if say is not None:
             say()
         else:
-            self._send(question)
+            self.send(question)
         try:
             async with asyncio.timeout(patience_s):
                 return await asked
@@ -305,26 +181,20 @@ class KvChannel:
         finally:
             del self._asked[key]
 
-    def set_budget(self, budget: HotBudget) -> None:
-        """So much KV may be in the worker's memory from now on, or from its start on."""
-        is_new, self.budget = budget != self.budget, budget
-        if is_new and self._send is not None:
-            self._send(budget)
-
     def tell(self, news: KvNews) -> None:
         """Say it to a worker that knows the store."""
-        if self._send is not None and self.has_disk:
-            self._send(news)
+        if self.send is not None and self.has_disk:
+            self.send(news)
 
     def hint(self, hint: Hint) -> None:
         """Say it to a worker, also to one that has no disk."""
-        if self._send is not None:
-            self._send(hint)
+        if self.send is not None:
+            self.send(hint)
 
     def tell_room(self, key: str, *, is_given: bool) -> None:
         """Its writer waits for this, also where the store went away meanwhile."""
-        if self._send is not None:
-            self._send(RoomGiven(key=key, is_given=is_given))
+        if self.send is not None:
+            self.send(RoomGiven(key=key, is_given=is_given))
 
 
 def _answer(

@@ -65,10 +65,16 @@ class DeletionLog:
         self._logged.append(_Logged(Forget(self._now.number, whom, secret), models))
         while len(self._logged) > _MAX_DELETIONS or self._num_bytes > _MAX_BYTES:
             self._lost = self._logged.popleft().news.number
-        floor = max(self._lost, min(one.number for one in self._open))
-        while self._logged and self._logged[0].news.number <= floor:
+        while self._logged and self._logged[0].news.number <= self.floor:
             self._logged.popleft()
-        return Forget(self._now.number, whom, secret, floor)
+        return Forget(self._now.number, whom, secret, self.floor)
+
+    @property
+    def floor(self) -> int:
+        """Of what came before the deletion of this number nothing is in flight any more, or it
+        counts as deleted.
+        """
+        return max(self._lost, min(one.number for one in self._open))
 
     def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
         """Whether a deletion since then is meant; what came before all that is known is deleted."""
@@ -77,7 +83,7 @@ class DeletionLog:
 
     def known(self) -> list[tuple[Forget, Models]]:
         """What a worker that comes now is to be told, and for which models that is."""
-        floor = max(self._lost, min(one.number for one in self._open))
+        floor = self.floor
         return [
             (structs.replace(one.news, floor=floor), one.models)
             for one in self._logged

@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from runtime.cache.channel import KvChannel
 from runtime.cache.lifecycle import Opened, StoreLife
+from runtime.cache.worker_channel import WorkerChannel
 from runtime.config.settings import Settings
 from runtime.models.identified import Identity, introduce, say_unknown
 from runtime.models.identity import ModelFiles, NotIdentified, Stopped
@@ -54,7 +54,7 @@ class Naming(Generic[S]):
         self._life = life
         self._read_weights = read
 
-    async def of(self, channel: KvChannel) -> bytes | None:
+    async def of(self, channel: WorkerChannel) -> bytes | None:
         """The hash of what a worker reads, which the store knows then; None: it has none (yet).
 
         What is remembered is known at once. The rest is read beside the worker, and is what that
@@ -71,7 +71,7 @@ class Naming(Generic[S]):
             )
         return model
 
-    async def _find(self, channel: KvChannel) -> bytes | None:
+    async def _find(self, channel: WorkerChannel) -> bytes | None:
         store, files, spec = self._life.store, channel.files, channel.spec
         if store is None or files is None:
             return None
@@ -91,7 +91,7 @@ class Naming(Generic[S]):
         return model
 
     async def _read(
-        self, channel: KvChannel, identity: Identity, files: ModelFiles
+        self, channel: WorkerChannel, identity: Identity, files: ModelFiles
     ) -> bytes | None:
         def should_stop() -> bool:
             return channel.is_closed or self._life.stopping.is_set()

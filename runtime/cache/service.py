@@ -32,16 +32,14 @@ from runtime.cache.publisher import Publisher
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
 from runtime.cache.unread_slots import BadSlots, Promotions
+from runtime.cache.worker_channel import Report
 from runtime.cache.worker_memory import WorkerMemory
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
 from runtime.models.identified import Identity
 from runtime.slot_events import (
     Forget,
-    Forgotten,
     HotBudget,
-    HotNow,
-    KvReport,
     PinWanted,
     RoomLeft,
     RoomWanted,
@@ -335,7 +333,7 @@ class KvStore:
         """What a worker that comes now is to be told was deleted, if it is of these models."""
         return self.publisher.deletions.known()
 
-    def hear(self, channel: KvChannel, event: KvReport) -> None:
+    def hear(self, channel: KvChannel, event: Report) -> None:
         """A worker reports."""
         match event:
             case SlotStaged():
@@ -366,7 +364,7 @@ class KvStore:
             case StoreTrouble(reason=reason):
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write a slot")
-            case HotNow() | Forgotten():
+            case _:
                 pass  # the channel takes answers
 
     def _on_named(self, channel: KvChannel) -> None:

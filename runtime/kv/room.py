@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from runtime.slot_events import RoomGiven, RoomLeft, RoomWanted
-from runtime.wire import Command
 from store.errors import OverCap
 
 
@@ -66,11 +65,8 @@ class AskedRoom:
                 self._answers[given.key] = given.is_given
                 self._told.notify_all()
 
-    def listen(self, commands: Iterable[Command]) -> None:
-        """Hear only this of what else is told, until the server is gone: then nothing is given."""
-        for command in commands:
-            if isinstance(command, RoomGiven):
-                self.hear(command)
+    def close(self) -> None:
+        """The server is gone: nothing is given any more."""
         with self._told:
             self._is_closed = True
             self._told.notify_all()

@@ -37,7 +37,6 @@ from runtime.slot_events import (
     HotBudget,
     HotNow,
     KnownSlot,
-    KvNews,
     KvReport,
     Lost,
     Slots,
@@ -250,7 +249,7 @@ class Tiers:
 
     # What the server and the tiers' own threads tell
 
-    def hear(self, news: KvNews | SlotRead | WriteFailed) -> None:
+    def hear(self, news: object) -> None:
         """Take in what happened elsewhere."""
         match news:
             case SlotRead():
@@ -294,6 +293,8 @@ class Tiers:
                     self._prewarmer.bring(run)
             case HotAsked():
                 self._report(_hot_now(self.hot, news))
+            case _:
+                pass
 
     def leave_beside_rows(
         self, num_bytes: int | None, following: Sequence[CacheCursor] = ()

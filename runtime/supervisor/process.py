@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 
-from runtime.cache.channel import KvChannel
+from runtime.cache.worker_channel import Report, WorkerChannel
 from runtime.config.settings import Settings
 from runtime.errors import LoadFailed, MachineFailed, WorkerDied, WorkerError, WorkerWedged
-from runtime.slot_events import KvReport
 from runtime.supervisor.blame import cause_of, died, sentence_of
 from runtime.supervisor.crash_report import CrashReporter
 from runtime.supervisor.generation import Generation
@@ -72,7 +71,7 @@ class WorkerProcess:
     def __init__(
         self,
         settings: Settings,
-        kv: KvChannel,
+        kv: WorkerChannel,
         on_change: Callable[[WorkerProcess], None],
         standbys: StandbyPool | None = None,
         event: AbstractContextManager[None] = nullcontext(),  # noqa: B008 - it holds nothing
@@ -200,7 +199,7 @@ class WorkerProcess:
 
     def on_event(self, event: Event) -> None:
         """A message from the worker."""
-        if isinstance(event, KvReport):
+        if isinstance(event, Report):
             self.kv.on_event(event)
             return
         match event:

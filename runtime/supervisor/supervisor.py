@@ -16,7 +16,7 @@ import structlog
 from msgspec import structs
 
 from runtime.cache.deletion_log import Receipt
-from runtime.cache.service import KvStore
+from runtime.cache.worker_channel import KvServer
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, UnknownRequest, WorkerError
 from runtime.memory import Departure
@@ -46,7 +46,7 @@ class Supervisor:
     """Takes requests for any model of the catalog and keeps the workers that serve them."""
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, kv: KvStore, source: WorkerSource | None = None
+        self, settings: Settings, catalog: Catalog, kv: KvServer, source: WorkerSource | None = None
     ) -> None:
         self.news: News[Transition] = News()
         self.boot_loads = BootLoads()

@@ -23,14 +23,18 @@ from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestRejected
 from runtime.kv import tiers
+from runtime.kv.by_blocks import tiers as by_blocks
 from runtime.kv.by_blocks.alone import TiersAlone
+from runtime.kv.by_blocks.reader import Reader
 from runtime.kv.by_blocks.state import KvState
+from runtime.kv.by_blocks.writer import AllowedBytes, Writer
 from runtime.kv.either import Tiers
 from runtime.kv.layers import row_sizes
 from runtime.kv.reader import SlotReader
 from runtime.kv.room import AskedRoom
 from runtime.kv.state import TierState
 from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
+from runtime.kv_messages import Allowance, Opened
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
 from runtime.ranks import KvForm
@@ -42,6 +46,7 @@ from runtime.wire import (
     Command,
     Heartbeat,
     Hello,
+    KvOptions,
     Load,
     LoadError,
     LoadProgress,
@@ -85,6 +90,7 @@ from runtime.worker.wired import set_wired
 from runtime.worker.zygote import Zygote, why_unfit
 from runtime.zygote import EXIT_SANDBOX_LOST, EXIT_UNFIT
 from store.block_names import HashChain
+from store.blocks.slots import Slots
 from store.slots import StagedSlot
 from store.turns import turns_root
 
@@ -105,8 +111,9 @@ class Worker:
         self._load: queue.SimpleQueue[Prepare | Load | None] = queue.SimpleQueue()
         self._preparation = Preparation(sandbox)
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        self._writer: tuple[SlotWriter, threading.Thread] | None = None
+        self._writer: tuple[SlotWriter | Writer, threading.Thread] | None = None
         self._room = AskedRoom(self._sender.send)
+        self._allowed = AllowedBytes(self._sender.send)
         self._turns, self._seal = TurnStore(room=self._room), Seal()
         self._turning: threading.Thread | None = None
         self._root: Path | None = None
@@ -223,14 +230,25 @@ class Worker:
     def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
         """Until the store is open everything has names of this process's own."""
         options = command.kv
-        chain = HashChain(os.urandom(16), b"", block_size=options.block_size)
+        chain = HashChain(options.names or os.urandom(16), b"", block_size=options.block_size)
         parts = self._team.parts(model) if self._team is not None else None
-        if options.root is None:
+        if options.root is None or options.names:
             state = KvState.of(model, chain, options.hot_bytes, parts)
             state.unsupported = state.unsupported or model.unproven
             state.keeps_pictures = model.keeps_pictures
-            report, deletions = self._sender.send, self._turns.deletions
-            return TiersAlone(state, deletions, report, checks=sys.flags.dev_mode)
+            report, checks = self._sender.send, sys.flags.dev_mode
+            if not options.names:
+                return TiersAlone(state, self._turns.deletions, report, checks=checks)
+            # Of a model over several processes each would write a part, which is not built yet.
+            disk = self._disk(options) if self._team is None else None
+            return by_blocks.Tiers(
+                state,
+                disk,
+                report,
+                has_cold=options.has_cold,
+                prewarm_bytes=options.prewarm_bytes,
+                checks=checks,
+            )
         tier_state = TierState.of(model, chain, b"", options.hot_bytes, parts)
         tier_state.unsupported = tier_state.unsupported or model.unproven
         tier_state.keeps_pictures, tier_state.deletions = (
@@ -255,6 +273,16 @@ class Worker:
             checks=sys.flags.dev_mode,
         )
 
+    def _disk(self, options: KvOptions) -> by_blocks.Disk | None:
+        if options.root is None:
+            return None
+        slots_at, heads_at = by_blocks.folders(Path(options.root))
+        slots, put = Slots(slots_at), self._inbox.put
+        reader = Reader(slots, heads_at, put, options.block_size)
+        writer = Writer(slots, heads_at, options.queue_bytes, self._sender.send, put, self._allowed)
+        self._writer = writer, _thread("writer", writer.run)
+        return by_blocks.Disk(reader, writer, options.secret)
+
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
         self._sender.send(job.staged(staged))
 
@@ -278,7 +306,16 @@ class Worker:
             traceback.print_exc()
         finally:
             self._quit()
-        self._room.listen(told if self._is_heard else ())
+        for command in told if self._is_heard else ():  # who still writes is answered
+            match command:
+                case RoomGiven():
+                    self._room.hear(command)
+                case Allowance():
+                    self._allowed.hear(command)
+                case _:
+                    pass
+        self._room.close()
+        self._allowed.close()
 
     def _obey(self, told: Iterator[Command]) -> bool:
         """Until it is to stop, or the server is gone (False). Aborts overtake the queue as well."""
@@ -290,7 +327,10 @@ class Worker:
                     self._root = Path(kv.root) if kv.root is not None else None
                     self._seal.know(kv.secret)
                     self._load.put(command)
-                case Attach(model_hash=model_hash, secret=secret):
+                case (
+                    Attach(model_hash=model_hash, secret=secret)
+                    | Opened(model_hash=model_hash, secret=secret)
+                ):
                     self._seal.know(secret)
                     if self._root is not None:
                         tenant_root = HashChain(secret, model_hash).root_of
@@ -305,6 +345,8 @@ class Worker:
                     return True
                 case RoomGiven():
                     self._room.hear(command)
+                case Allowance():
+                    self._allowed.hear(command)
                 case Forget():
                     _forget(command, self._turns, self._fetcher)
                     self._inbox.put(command)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runtime import kv_messages
+from runtime.kv.by_blocks.reader import OnDisk, PieceRead
+from runtime.kv.by_blocks.writer import Staged, Written
 from runtime.kv.reader import SlotRead
 from runtime.kv.writer import WriteFailed
 from runtime.slot_events import KvNews
@@ -25,7 +28,9 @@ class Quit:
     """Leave the loop."""
 
 
-Arrival = SequenceGroup | AbortRequest | Quit | KvNews | SlotRead | WriteFailed
+KvArrival = KvNews | SlotRead | WriteFailed
+BlockArrival = kv_messages.KvNews | OnDisk | PieceRead | Written | Staged
+Arrival = SequenceGroup | AbortRequest | Quit | KvArrival | BlockArrival
 
 
 class EngineChannel(NamedTuple):

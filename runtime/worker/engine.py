@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from runtime.errors import RequestRejected
 from runtime.kv.either import Tiers
+from runtime.kv_messages import Opened
 from runtime.slot_events import Attach, HotBudget
 from runtime.types import (
     Chunk,
@@ -169,7 +170,7 @@ class Engine:
                 self._tiers.hear(arrival)
                 for group, error in self._rows.deal(arrival):
                     self._fail(group, error)
-            case Attach() if self.slices is not None:
+            case Attach() | Opened() if self.slices is not None:
                 self.slices.heed(arrival, is_idle=not self.is_busy)
                 self._tiers.hear(arrival)
             case _:

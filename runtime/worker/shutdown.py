@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from runtime.kv.writer import SlotWriter
 from runtime.timeouts import flush_budget_s
 from runtime.wire import Event, Flushed, Flushing
 
@@ -16,6 +16,16 @@ EXIT_OVERDUE = 76
 
 _EXIT_S = 20.0
 _REPORT_S = 0.25
+
+
+class Writing(Protocol):
+    """What writes KV in a thread."""
+
+    num_queued_bytes: int
+
+    def close(self) -> None:
+        """Write what is queued, then end."""
+        ...
 
 
 class Deadline:
@@ -40,7 +50,7 @@ class Deadline:
 
 
 def flush(
-    writing: tuple[SlotWriter, threading.Thread] | None,
+    writing: tuple[Writing, threading.Thread] | None,
     send: Callable[[Event], None],
     deadline: Deadline,
 ) -> None:

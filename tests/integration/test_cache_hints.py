@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtime.cache.channel import KvChannel
 from runtime.keys import digest_of
 from runtime.slot_events import Hint, HotBudget
 from runtime.supervisor.supervisor import Supervisor
@@ -101,7 +102,9 @@ async def test_it_can_be_said_between_two_requests(supervisor: Supervisor, over:
         await talk.say(name)
     await talk.fill()
     hint = Hint(whom=Whom(session_id=over), secret=b"", is_over=True)
-    worker_of(supervisor).kv.hint(hint)
+    channel = worker_of(supervisor).kv
+    assert isinstance(channel, KvChannel)
+    channel.hint(hint)
     await talk.say("third")
     assert await talk.say(other_than(over)) > 100
 

@@ -23,7 +23,6 @@ from runtime.kv.room import UNBOUNDED, AskedRoom
 from runtime.kv.writer import Packed, SlotWriter, WriteFailed, WriteJob
 from runtime.prompt.healing import TurnScope
 from runtime.slot_events import (
-    Attach,
     KvNews,
     PinWanted,
     RoomGiven,
@@ -75,7 +74,7 @@ class OneWorker(KvStore):
         self._threads = [threading.Thread(target=one.run) for one in (self._writer, self._turns)]
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self._channel = KvChannel(self, spec)
-        self._channel.names = Attach(model_hash=MODEL, secret=b"")
+        self._channel.model_hash = MODEL
 
     async def __aenter__(self) -> OneWorker:
         self.start()

@@ -11,7 +11,7 @@ import pytest
 from runtime.cache.channel import KvChannel
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
-from runtime.slot_events import Attach, KvNews, RoomGiven, SlotBad, Slots, SlotsGone
+from runtime.slot_events import KvNews, RoomGiven, SlotBad, Slots, SlotsGone
 from runtime.types import ModelSpec
 from store.types import SlotRow
 from tests.slot_samples import publish_sample, sample, slot_id
@@ -39,7 +39,7 @@ class Served:
         self.kv.store.index.insert(rows).result()
         self.worker.open(self.told.append)
         self.worker.kv = msgspec.structs.replace(self.worker.kv, block_size=4)
-        self.worker.names = Attach(model_hash=b"m" * 32, secret=b"")
+        self.worker.model_hash = b"m" * 32
 
     def find_all_bad(self) -> None:
         for number in range(NUM_SLOTS):

@@ -14,13 +14,13 @@ from runtime.cache.lifecycle import StoreLife
 from runtime.cache.owned import OpenStore
 from runtime.cache.publisher import Publisher
 from runtime.cache.service import KvStore
+from runtime.cache.worker_channel import Report
 from runtime.config.settings import Settings
 from runtime.slot_events import (
     Attach,
     Forget,
     Forgotten,
     KvNews,
-    KvReport,
     RoomGiven,
     SlotQueued,
     SlotsGone,
@@ -44,7 +44,7 @@ class Desk(KvStore):
         self.told: list[KvNews | RoomGiven] = []
         spec = ModelSpec(id="m", path="m", context=1, model_type="m", nbytes=1, created_s=0)
         self.worker = KvChannel(self, spec)
-        self.worker.names = Attach(model_hash=b"m", secret=b"")
+        self.worker.model_hash = b"m"
         self.unnamed = KvChannel(self, spec)
         """One more, whose model nobody knows yet; it is opened where it is wanted."""
         self.workers = {self.worker}
@@ -61,7 +61,7 @@ class Desk(KvStore):
     def leave(self, channel: KvChannel) -> None:
         self.workers.discard(channel)
 
-    def hear(self, channel: KvChannel, event: KvReport) -> None:
+    def hear(self, channel: KvChannel, event: Report) -> None:
         assert isinstance(event, SlotStaged)
         self.publisher.take(channel, event)
 

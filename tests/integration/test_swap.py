@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.cache.channel import KvChannel
+from runtime.cache.worker_channel import WorkerChannel
 from runtime.config.settings import ModelSettings
 from runtime.errors import (
     Aborted,
@@ -49,7 +49,7 @@ def loaded(supervisor: Supervisor) -> set[str]:
     return {one.spec.id for one in supervisor.status() if one.state in HAS_PROCESS}
 
 
-def hot_share(channel: KvChannel, num_bytes: int) -> float:
+def hot_share(channel: WorkerChannel, num_bytes: int) -> float:
     """What its hot tier may take beyond the least, in units of a model."""
     assert channel.budget is not None
     return round((channel.budget.num_bytes - MIN_HOT_BYTES) / num_bytes, 3)

@@ -62,7 +62,7 @@ class TiersAlone(Tiers):
         if not isinstance(told, Ended):
             return
         token_ids, chain = array("I", told.token_ids), self._alone.chain
-        cursor = CacheCursor(token_ids=token_ids, root=told.root)
+        cursor = CacheCursor(token_ids=token_ids, root=chain.root_of(told.tenant))
         cursor.extend(chain, token_ids)
         end = cursor.name_at(chain, len(token_ids))
         path = tuple(dict.fromkeys((*cursor.block_hashes, end)))

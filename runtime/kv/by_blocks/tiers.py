@@ -34,7 +34,6 @@ from runtime.kv_messages import (
     Ended,
     InMemory,
     Kept,
-    KvNews,
     KvReport,
     MemoryAsked,
     Opened,
@@ -284,8 +283,8 @@ class Tiers:
 
     # What the server and the threads of the disk tell
 
-    def hear(self, news: KvNews | HotBudget | OnDisk | PieceRead | Written | Staged) -> None:
-        """Take in what happened elsewhere."""
+    def hear(self, news: object) -> None:
+        """Take in what happened elsewhere, if it is of KV."""
         match news:
             case OnDisk():
                 self._finder.on_disk(news)
@@ -380,7 +379,7 @@ class Tiers:
                     received=cursor.after_deletion,
                     asker=cursor.asker,
                     token_ids=token_ids.tobytes(),
-                    root=cursor.root,
+                    tenant=cursor.tenant,
                     ends=ends,
                     continues=continues,
                 )

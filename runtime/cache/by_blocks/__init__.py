@@ -1,0 +1,1 @@
+"""The server's side of KV by blocks: heads, and which blocks stay."""

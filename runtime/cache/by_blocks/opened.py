@@ -1,0 +1,218 @@
+"""The store while this server owns it: heads, slots, the cold store, and what is remembered.
+
+Every call blocks and may come from any thread, but for those that touch the cold store: these come
+from one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from migrations.run import upgrade_kv
+from runtime.kv_messages import Ended
+from store import ownership, upkeep
+from store.block_names import HashChain
+from store.blocks.cold_blocks import ColdBlocks
+from store.blocks.heads import BlockFile, Heads, Published, TurnedAway, Whom
+from store.blocks.index import Index
+from store.blocks.room import Limits, Room
+from store.blocks.slots import BlockKey, Slots
+from store.clock import Clock, now
+from store.cold import ColdDirectory, ColdStore, open_cold
+from store.cold_gate import ColdGate
+from store.cold_owner import Claim
+from store.database import Database
+from store.disk import disk_bytes, make_directory
+from store.errors import IndexDamaged, SlotMissing, StoreError, StoreLocked, StoreLost
+from store.file_kinds import KV
+from store.opening import open_database
+from store.ownership import Ownership
+from store.records import Records
+from store.temp_names import TEMPORARY
+from store.turns import TURNS
+
+INDEX = "blocks.db"
+SLOTS = "slots"
+HEADS = "heads"
+
+_LOOK_AT_OTHERS_S = 10.0
+"""So long it is believed what files take that are neither slots nor heads."""
+
+_log = structlog.stdlib.get_logger("hearth.store")
+
+
+class Terms(NamedTuple):
+    """How a store is opened: how large its blocks are, its cold store, and what it may take."""
+
+    block_size: int
+    cold_store: str | None
+    limits: Limits
+
+
+class BlockStore:
+    """Heads and blocks of a store, for as long as its lock is held."""
+
+    def __init__(self, owned: Ownership, database: Database, terms: Terms) -> None:
+        self._owned = owned
+        self._block_size = terms.block_size
+        self._chains: dict[bytes, HashChain] = {}
+        self.root = owned.root
+        self.database = database
+        self.clock = database.clock
+        self.records = Records(database)
+        self.slots = Slots(self.root / SLOTS)
+        self.heads = Heads(
+            self.root / HEADS, self.slots, self.chain_of, self.clock.now_s, Index(database)
+        )
+        self.cold: ColdGate | None = None
+        self.counts: Counter[str] = Counter()
+        self._others = (0.0, 0)
+        blocks = None
+        if terms.cold_store is not None:
+            claim = Claim(self.root, owned.secret, terms.cold_store, self._has_cold)
+            self.cold = ColdGate(_cold_at(self.root, terms.cold_store), claim)
+            blocks = ColdBlocks(self.heads, self.cold)
+        self.room = Room(
+            self.heads, terms.limits, self._disk_room, self._other_bytes, time.time, blocks
+        )
+
+    @property
+    def secret(self) -> bytes:
+        """What keys all names in it."""
+        return self._owned.secret
+
+    def chain_of(self, model: bytes) -> HashChain:
+        """The names of a model's blocks."""
+        if (chain := self._chains.get(model)) is None:
+            chain = HashChain(self.secret, model, block_size=self._block_size)
+            self._chains[model] = chain
+        return chain
+
+    def has_any(self, models: Collection[bytes]) -> bool:
+        """Whether there is a head of these models."""
+        with self.heads.lock:
+            return any(one.head.model in models for one in self.heads.known.values())
+
+    def close(self) -> None:
+        """Finish what was submitted, mark the index as properly closed, let others own it."""
+        try:
+            self.database.close()
+        finally:
+            self._owned.close()
+
+    # What workers report
+
+    def publish(self, worker: str, ended: Ended) -> Published | TurnedAway | None:
+        """Have the head that a worker staged; None where nothing of it is to be had.
+
+        Raises:
+            StoreError: the system refuses; it may be published again.
+        """
+        if not self._owned.is_in_place:
+            raise self._lost()
+        path = Path(ended.path or "")
+        if path.parent != self.root / HEADS or not path.name.startswith(TEMPORARY):
+            _log.warning("head_refused", path=str(path))
+            return None
+        try:
+            said = self.heads.publish(path, ended.received, ended.ends)
+        except SlotMissing as error:
+            _log.warning("head_refused", head=ended.head_id, why=str(error))
+            return None
+        known = said.known if isinstance(said, Published) else None
+        self.counts["published_heads"] += known is not None
+        self.counts["written_bytes"] += ended.num_bytes
+        self.room.settle(worker, ended.num_bytes, known)
+        return said
+
+    def drop_damaged(self, keys: Iterable[BlockKey]) -> None:
+        """These slots were not as they were written. Raises StoreError."""
+        damaged = [BlockFile(one) for one in keys]
+        self.counts["evicted_damaged"] += len(damaged)
+        self.heads.remove_files(damaged)
+
+    def delete(self, whom: Whom, number: int) -> list[BlockKey]:
+        """As `Heads.delete`, and with it what of that is in the cold store, if that answers."""
+        return self.heads.delete(whom, number)
+
+    def bring(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """As `Room.bring`."""
+        there = self.room.bring(keys)
+        self.counts["promoted"] += len(there)
+        return there
+
+    # Trouble
+
+    def probe(self) -> None:
+        """Write a little, everywhere. Raises StoreError where that fails."""
+        if not self._owned.is_in_place:
+            raise self._lost()
+        if self.database.is_damaged:
+            raise IndexDamaged("the index is damaged")
+        upkeep.probe(self.root)
+        self.records.count({"probes": 1.0}, time.time()).result()
+
+    def _lost(self) -> StoreLost:
+        return StoreLost(f"{self.root} was removed or replaced")
+
+    def _has_cold(self) -> bool:
+        return self.heads.kept.cold_bytes > 0
+
+    def _disk_room(self) -> upkeep.DiskRoom:
+        return upkeep.disk_room(self.root)
+
+    def _other_bytes(self) -> int:
+        """What the index takes, the turns and the ballast, as it was a moment ago."""
+        looked_s, num_bytes = self._others
+        if time.monotonic() - looked_s > _LOOK_AT_OTHERS_S or not looked_s:
+            folders = [self.root.glob(f"{INDEX}*"), (self.root / TURNS).glob("**/*")]
+            paths = [path for folder in folders for path in folder]
+            num_bytes = disk_bytes_of([*paths, self.root / upkeep.BALLAST])
+            self._others = time.monotonic(), num_bytes
+        return num_bytes
+
+
+def disk_bytes_of(paths: Iterable[Path]) -> int:
+    """What these files take of the disk; those that are gone take nothing."""
+    num_bytes = 0
+    for path in paths:
+        with suppress(StoreError):
+            num_bytes += disk_bytes(path)
+    return num_bytes
+
+
+def open_blocks(
+    root: Path, terms: Terms, secret: bytes | None = None, read: Clock = now
+) -> BlockStore:
+    """Make or open the store at `root` and own it. `secret` is used where there is none yet, and
+    `read` are the system's clocks.
+
+    Raises:
+        StoreLocked: another server owns it.
+        StoreTooNew, StoreFull, StoreFailed: it cannot be used.
+    """
+    owned = ownership.take(root, secret=secret)
+    if not owned.is_owner:
+        owned.close()
+        raise StoreLocked(f"another server owns {root}")
+    try:
+        for folder in (root, root / SLOTS, root / HEADS):
+            make_directory(folder)
+        database = open_database(
+            root / INDEX, upgrade_kv, lambda: upkeep.drop_ballast(root), kind=KV, read=read
+        )
+        return BlockStore(owned, database, terms)
+    except StoreError:
+        owned.close()
+        raise
+
+
+def _cold_at(root: Path, where: str) -> ColdStore:
+    return open_cold(root, where) if "://" in where else ColdDirectory(Path(where))

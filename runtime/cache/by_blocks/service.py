@@ -1,0 +1,440 @@
+"""`BlockKvStore`: the server's side of KV by blocks, between the workers and the store.
+
+It belongs to the event loop and never blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import structlog
+
+from runtime import kv_sizes
+from runtime.cache.by_blocks.channel import BlockChannel
+from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
+from runtime.cache.deletion_log import DeletionLog, Receipt
+from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
+from runtime.cache.naming import Naming, Reader
+from runtime.cache.worker_channel import Report
+from runtime.config.settings import Settings
+from runtime.kv_messages import (
+    Allow,
+    Allowance,
+    Brought,
+    Damaged,
+    Ended,
+    Kept,
+    Opened,
+    Trouble,
+    Want,
+)
+from runtime.models.identified import Identity
+from runtime.slot_events import Forget, HotBudget, RoomWanted, SliceLearned
+from runtime.types import ModelSpec
+from runtime.wire import KvOptions
+from store.block_names import HashChain
+from store.blocks.head_file import Head, HeadFile, Owner
+from store.blocks.heads import Heads, Published, TurnedAway, Whom
+from store.blocks.room import Limits
+from store.blocks.slots import BlockKey, Slots
+from store.keyed_names import Asker, conversation_key, keyed_hash
+from store.keyed_names import Whom as Named
+from store.types import ModelRow, RunFigures
+
+_OPEN_PATIENCE_S = 3.0
+_NAMES_PATIENCE_S = 60.0
+_LOAD_SHARE = 4
+"""Of the time that a load may take, what a loaded model may wait for the store."""
+
+_KEEP_S = 60.0
+"""So often is looked at what is over."""
+
+_TROUBLES = frozenset({"full", "failed"})
+
+_log = structlog.stdlib.get_logger("hearth.store")
+
+
+class BlockKvStore:
+    """Give each worker a `channel`; `start` before the first, `stop` after the last."""
+
+    def __init__(self, settings: Settings, reader: Reader = Identity.read) -> None:
+        self._settings = settings
+        self._life = StoreLife[BlockStore](self, has_disk=settings.kv_disk)
+        self._naming = Naming[BlockStore](settings, self._life, reader)
+        self._channels: set[BlockChannel] = set()
+        self._deletions = DeletionLog()
+        self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
+        """Heads of workers that have no names of a store, which are in their memory only."""
+
+    @property
+    def status(self) -> KvStatus:
+        """Whether the store works, and why not."""
+        return self._life.status
+
+    @property
+    def cold(self) -> ColdStatus:
+        """Whether there is a cold store and it answers."""
+        return self._life.cold
+
+    @property
+    def store(self) -> BlockStore | None:
+        """The open store; None while there is none."""
+        return self._life.store
+
+    @property
+    def secret(self) -> bytes:
+        """By which keys stand for session ids."""
+        return self._life.secret
+
+    def start(self) -> None:
+        """Begin to open the store; returns at once."""
+        self._life.start()
+        self._life.spawn(self._keep_caps())
+
+    async def stop(self) -> None:
+        """Publish what has arrived, then close; the workers are gone already."""
+        await self._life.close()
+
+    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> BlockChannel:
+        """A new worker's share, whose KV may take so much memory; None leaves it to us."""
+        return BlockChannel(self, spec, budget)
+
+    async def remembered(self) -> dict[str, ModelRow]:
+        """What former runs showed, by model id; nothing while there is no store."""
+        await self.settled()
+        rows = await self._life.attempt(lambda store: store.records.models()) or []
+        return {row.label: row for row in reversed(rows)}
+
+    def measured(self, channel: BlockChannel, run: RunFigures) -> None:
+        """Remember what a worker's run showed."""
+        if channel.has_disk:
+            self._life.spawn(self._remember(channel.model_hash, run))
+        else:
+            channel.measured_runs.append(run)
+
+    async def settled(self, patience_s: float = _OPEN_PATIENCE_S) -> None:
+        """Wait a moment for a store that is being opened."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._life.settled.wait()
+
+    def receive(self) -> Receipt:
+        """A request came: what is deleted from now on, its receipt is held, is deleted for it."""
+        return self._deletions.receive()
+
+    def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
+        """Whether something was deleted since then, and is meant."""
+        return self._deletions.is_deleted(received, is_meant)
+
+    async def is_open(self) -> bool:
+        """Whether there is a store, while one is being opened after `patience_s` at the latest."""
+        await self.settled(self.patience_s)
+        return self._life.store is not None
+
+    @property
+    def patience_s(self) -> float:
+        """How long a loaded model waits for a store that is being opened, and to be told of it.
+
+        Computing what may be on disk, or what a swap would then take away, costs more than that.
+        """
+        return min(_NAMES_PATIENCE_S, self._settings.load_timeout_s / _LOAD_SHARE)
+
+    async def _remember(self, model: bytes, run: RunFigures) -> None:
+        await self._life.attempt(lambda store: store.records.measured(model, run).result())
+
+    # Deleting
+
+    async def delete(self, whom: Named, models: Collection[bytes] | None = None) -> int | None:
+        """Delete what these said, on disk and in memory, and what is on its way of it.
+
+        How many pieces of memory it was; None where a worker has not dropped it yet, which it does
+        before anything that it reads after that.
+        """
+        news = self._deletions.record(whom, self.secret, models)
+        number = news.number
+        gone = await self._life.attempt(
+            lambda store: store.delete(_heads_meant(store.secret, whom, models), number)
+        )
+        gone = [*(gone or ()), *self._unnamed.delete(_heads_meant(b"", whom, models), number)]
+        by_model: dict[bytes, list[bytes]] = {}
+        for key in gone:
+            by_model.setdefault(key.model, []).append(key.name)
+        asking: list[Coroutine[Any, Any, int | None]] = []
+        for channel in list(self._channels):
+            channel.tell(news)
+            asking.append(channel.dropped(by_model.get(channel.model_key, ())))
+        told = await asyncio.gather(*asking)
+        return None if None in told else sum(filter(None, told))
+
+    def _drop(self, keys: Iterable[BlockKey]) -> None:
+        """Have no worker keep in memory what nobody has any more."""
+        by_model: dict[bytes, list[bytes]] = {}
+        for key in keys:
+            by_model.setdefault(key.model, []).append(key.name)
+        for channel in self._channels:
+            channel.drop(by_model.get(channel.model_key, ()))
+
+    # What the store's life calls
+
+    def open(self, secret: bytes | None) -> BlockStore:
+        settings = self._settings
+        terms = Terms(settings.block_size, settings.cold_store, _limits_of(settings))
+        return open_blocks(settings.kv_root, terms, secret)
+
+    def on_opening(self, store: BlockStore) -> None:
+        for news, models in self._deletions.known():
+            store.heads.remember(_heads_meant(store.secret, news.whom, models), news.number)
+        _log.info("conversations are kept", directory=str(store.root))
+
+    def on_opened(self) -> None:
+        for channel in self._channels:
+            self._life.spawn(self._greet(channel))
+
+    def on_full(self) -> None:
+        self._life.spawn(self._keep_once())
+
+    def on_probed(self) -> None:
+        for channel in self._channels:
+            if channel.has_disk:
+                self._tell_names(channel)
+                self._publish_again(channel)
+
+    # What the channels call
+
+    def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions:
+        """What a worker for this model is loaded with."""
+        settings, form = self._settings, self._settings.kv_form_of(spec.id)
+        memory_bytes = psutil.virtual_memory().total
+        if budget is None:
+            hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
+            budget = HotBudget(num_bytes=hot_bytes)
+        return KvOptions(
+            root=str(settings.kv_root) if settings.kv_disk else None,
+            block_size=settings.block_size,
+            hot_bytes=budget.num_bytes,
+            pool_bytes=budget.pool_bytes,
+            most_bytes=budget.most_bytes,
+            prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
+            queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
+            kv_bits=form.kv_bits,
+            kv_start=form.kv_start,
+            secret=self._life.secret,
+            has_cold=settings.cold_store is not None,
+        )
+
+    def join(self, channel: BlockChannel) -> None:
+        """A worker is loading: tell it by what names it finds its KV, if there is a store yet.
+
+        First what was deleted: requests that are to be handed to it may have come before that.
+        """
+        self._channels.add(channel)
+        for news, _ in self._deletions.known():
+            channel.tell(news)
+        if self._life.store is not None:
+            self._life.spawn(self._greet(channel))
+
+    def leave(self, channel: BlockChannel) -> None:
+        """A worker is gone, and with it what was in its memory."""
+        self._channels.discard(channel)
+        self._unnamed.leave_memory(channel.names)
+        self._life.spawn(self._leave(channel, time.time()))
+
+    async def _leave(self, channel: BlockChannel, before_s: float) -> None:
+        """After what it told last was published: what it left of unfinished turns goes."""
+        model = channel.model_hash
+        is_last = all(one.model_hash != model for one in self._channels)
+
+        def leave(store: BlockStore) -> None:
+            if model and is_last:
+                store.heads.leave_memory(model)
+            store.room.leave(channel.key, before_s)
+
+        await self._life.attempt(leave)
+
+    def hear(self, channel: BlockChannel, event: Report) -> None:
+        """A worker reports."""
+        match event:
+            case Ended(path=None):
+                self._keep_in_memory(channel, event)
+            case Ended():
+                self._life.spawn(self._publish(channel, event))
+            case Allow():
+                self._life.spawn(self._allow(channel, event.num_bytes))
+            case Want():
+                self._life.spawn(self._bring(channel, event.names))
+            case Damaged(names=names):
+                keys = [BlockKey(channel.model_hash, one) for one in names]
+                self._life.spawn(self._drop_damaged(keys))
+            case Trouble(reason=reason):
+                if reason in _TROUBLES:
+                    self._life.fail(reason, "a worker could not write")
+            case RoomWanted():
+                self._life.spawn(self._give_room(channel, event))
+            case SliceLearned(num_tokens=size, device=device, was=was):
+                _log.info("prefill slice learned", model=channel.spec.id, size=size, was=was)
+                self.measured(channel, RunFigures(prefill_slice=size, slice_device=device))
+            case _:
+                pass
+
+    # Names
+
+    def _chain_of_unnamed(self, names: bytes) -> HashChain:
+        return HashChain(names, b"", block_size=self._settings.block_size)
+
+    async def _greet(self, channel: BlockChannel) -> None:
+        """Tell a worker by what names it finds its KV in the store that was opened."""
+        async with channel.welcoming:
+            model = await self._naming.of(channel)
+            if self._life.store is None or model is None:
+                return
+            row = await self._life.attempt(lambda one: one.records.model(model))
+            channel.model_hash = model
+            self._tell_names(channel, row)
+            unnamed, channel.unnamed = channel.unnamed, {}
+            self._unnamed.leave_memory(channel.names)
+            for ended in unnamed.values():
+                self._keep_in_memory(channel, ended)
+            self._publish_again(channel)
+            runs, channel.measured_runs = channel.measured_runs, []
+            for run in runs:
+                self.measured(channel, run)
+            channel.welcomed()
+
+    def _tell_names(self, channel: BlockChannel, row: ModelRow | None = None) -> None:
+        size, device = (row.prefill_slice, row.slice_device or "") if row else (None, "")
+        channel.tell(Opened(channel.model_hash, self.secret, size, device))
+
+    # Heads
+
+    def _keep_in_memory(self, channel: BlockChannel, ended: Ended) -> None:
+        """A head that is in a worker's memory only."""
+        if not channel.has_disk:
+            said = self._unnamed.publish(
+                _told_head(self._chain_of_unnamed(channel.names), channel.names, b"", ended),
+                ended.received,
+                ended.ends,
+            )
+            if isinstance(said, TurnedAway):
+                channel.drop(one.name for one in said.gone)
+            else:
+                channel.unnamed[ended.head_id] = ended
+                channel.unnamed = {
+                    one: told for one, told in channel.unnamed.items() if one in self._unnamed.known
+                }
+            return
+        self._life.spawn(self._keep_named(channel, ended))
+
+    async def _keep_named(self, channel: BlockChannel, ended: Ended) -> None:
+        model = channel.model_hash
+
+        def keep(store: BlockStore) -> Published | TurnedAway:
+            head = _told_head(store.chain_of(model), model, store.secret, ended)
+            return store.heads.publish(head, ended.received, ended.ends)
+
+        said = await self._life.attempt(keep)
+        if isinstance(said, TurnedAway):
+            self._drop(said.gone)
+
+    async def _publish(self, channel: BlockChannel, ended: Ended) -> None:
+        """Have a staged head, and say so: from then on its blocks stay."""
+        store = self._life.store
+        said = None
+        if store is not None:
+            tried: list[Published | TurnedAway | None] = []
+            await self._life.attempt(lambda one: tried.append(one.publish(channel.key, ended)))
+            if not tried:
+                channel.unpublished.append(ended)
+                return
+            (said,) = tried
+            store.heads.settle(self._deletions.floor)
+        is_kept = isinstance(said, Published)
+        lacking = tuple(key.name for key in said.lacking) if isinstance(said, Published) else ()
+        channel.tell(Kept(ended.head_id, is_kept, lacking))
+        if isinstance(said, TurnedAway):
+            self._drop(said.gone)
+
+    def _publish_again(self, channel: BlockChannel) -> None:
+        waiting, channel.unpublished = channel.unpublished, []
+        for ended in waiting:
+            self._life.spawn(self._publish(channel, ended))
+
+    # Room
+
+    async def _allow(self, channel: BlockChannel, num_bytes: int) -> None:
+        given = await self._life.attempt(
+            lambda store: store.room.allow(channel.key, num_bytes), "room"
+        )
+        channel.tell(Allowance(given or 0))
+
+    async def _give_room(self, channel: BlockChannel, wanted: RoomWanted) -> None:
+        """A file of turns, which is counted among what else the store takes."""
+        given = await self._life.attempt(
+            lambda store: store.room.spare_bytes() >= wanted.num_bytes, "room"
+        )
+        channel.tell_room(wanted.key, is_given=bool(given))
+
+    async def _bring(self, channel: BlockChannel, names: Sequence[bytes]) -> None:
+        keys = [BlockKey(channel.model_hash, one) for one in names]
+        there = await self._life.attempt(lambda store: store.bring(keys), "promote") or []
+        channel.tell(Brought(tuple(one.name for one in there), tuple(names)))
+
+    async def _drop_damaged(self, keys: Sequence[BlockKey]) -> None:
+        await self._life.attempt(lambda store: store.drop_damaged(keys))
+
+    async def _keep_caps(self) -> None:
+        while not await self._life.pause(_KEEP_S):
+            await self._keep_once()
+
+    async def _keep_once(self) -> None:
+        gone = await self._life.attempt(lambda store: store.room.keep(), "promote")
+        self._drop(gone or ())
+
+
+def _limits_of(settings: Settings) -> Limits:
+    cap_bytes = settings.cache_max_bytes
+    if cap_bytes is None:
+        with suppress(OSError):
+            free_bytes = psutil.disk_usage(str(settings.home)).free
+            cap_bytes = kv_sizes.cache_budget(free_bytes, 0)
+    return Limits(
+        warm_bytes=cap_bytes or 0,
+        cold_bytes=settings.cold_max_bytes,
+        cold_ttl_s=settings.cold_ttl_s,
+        day_bytes=settings.kv_daily_write_bytes,
+    )
+
+
+def _heads_meant(secret: bytes, whom: Named, models: Collection[bytes] | None) -> Whom:
+    """These heads, by the keys that stand for names and session ids."""
+    asked = None if whom.model is None else keyed_hash(secret, "model", whom.model.encode())
+    session = whom.key
+    if whom.session_id is not None:
+        session = conversation_key(secret, whom.session_id)
+    return Whom(asked, session, models)
+
+
+def _owner_of(secret: bytes, asker: Asker, root: bytes) -> Owner:
+    session_id = asker.session_id
+    session = b"" if session_id is None else conversation_key(secret, session_id)
+    return Owner(keyed_hash(secret, "model", asker.model.encode()), session, root)
+
+
+def _told_head(chain: HashChain, model: bytes, secret: bytes, ended: Ended) -> HeadFile:
+    """A head that was told with its tokens."""
+    token_ids = array("I", ended.token_ids)
+    owner = _owner_of(secret, ended.asker, chain.root_of(ended.tenant))
+    head = Head(
+        id=ended.head_id,
+        model=model,
+        owner=owner,
+        num_tokens=len(token_ids),
+        continues=ended.continues,
+    )
+    return HeadFile(head, token_ids)

@@ -1,0 +1,199 @@
+"""A worker's share of the KV store, whatever it is told of it: its life, its name, its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from runtime import kv_messages, slot_events
+from runtime.cache.deletion_log import Receipt
+from runtime.models.identified import look
+from runtime.models.identity import ModelFiles
+from runtime.slot_events import HotBudget
+from runtime.types import ModelSpec
+from runtime.wire import Heartbeat, KvCounts, KvOptions
+from store.types import ModelRow, RunFigures
+
+_READING_SHARE = 6
+"""Weights may take long, and what is computed meanwhile is written later."""
+
+Send = Callable[[Any], None]
+"""Sends a command to a worker."""
+
+
+Report = slot_events.KvReport | kv_messages.KvReport
+"""What workers report."""
+
+
+class KvServer(Protocol):
+    """The store, as the supervisor sees it."""
+
+    def receive(self) -> Receipt: ...
+
+    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> WorkerChannel: ...
+
+    async def remembered(self) -> dict[str, ModelRow]: ...
+
+
+class ChannelServer(Protocol):
+    """The store, as any channel sees it."""
+
+    def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions: ...
+
+    @property
+    def patience_s(self) -> float: ...
+
+    async def is_open(self) -> bool: ...
+
+
+class WorkerChannel:
+    """Between one worker and the store; it belongs to the event loop.
+
+    First `options()`, then `open()` once the worker was told to load, then events, then `close()`.
+    The store may be opened before that or at any time later, and again: the worker is told, and
+    keeps what it has in memory.
+    """
+
+    def __init__(
+        self, server: ChannelServer, spec: ModelSpec, budget: HotBudget | None = None
+    ) -> None:
+        self.spec = spec
+        self.budget = budget
+        """What KV its memory may have, as it was told last; None leaves that to the store."""
+        self.kv = KvOptions()
+        self.counts = KvCounts()
+        self.files: ModelFiles | None = None
+        """The model's, as they were before the worker read them; None: nobody can say."""
+        self.model: bytes | None = None
+        """The hash of what the worker read, once that is known."""
+        self.model_hash = b""
+        """The same, once the worker was told that the store is open; empty before."""
+        self.measured_runs: list[RunFigures] = []
+        """What it showed before it had a name."""
+        self.welcoming = asyncio.Lock()
+        self.send: Send | None = None
+        """Says something to the worker; None before it was told to load and when it is gone."""
+        self.is_closed = False
+        """Whether the worker is gone."""
+        self._server = server
+        self._is_told = asyncio.Event()
+        self._is_loaded = asyncio.Event()
+        self._naming_wait_s: float | None = None
+        self._is_named = asyncio.Event()
+        self._is_named.set()
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether this worker was told that the store is open."""
+        return bool(self.model_hash)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the worker has read the model's files, or is gone."""
+        return self._is_loaded.is_set()
+
+    async def options(self) -> KvOptions:
+        """What the worker is loaded with. It must not have begun to read the model's files."""
+        self.kv = self._server.options(self.spec, self.budget)
+        if self.kv.root is not None:
+            self.files = await asyncio.to_thread(look, self.spec)
+        return self.kv
+
+    def open(self, send: Send) -> None:
+        """The worker was told to load: tell it what is kept of its model, unless it is gone."""
+        if not self.is_closed:
+            self.send = send
+            self.opened()
+
+    def close(self) -> None:
+        """The worker is gone; everything it reported has arrived."""
+        self.is_closed = True
+        self._is_loaded.set()
+        self._is_named.set()
+        if self.send is not None:
+            self.send = None
+            self.closed()
+
+    def on_event(self, event: Report) -> None:
+        """The worker reports."""
+        raise NotImplementedError
+
+    def measured(self, run: RunFigures) -> None:
+        """What the worker's run showed so far, for next time. Call it before `close()`."""
+        raise NotImplementedError
+
+    def opened(self) -> None:
+        """The worker hears from now on."""
+        raise NotImplementedError
+
+    def closed(self) -> None:
+        """It hears no more."""
+        raise NotImplementedError
+
+    async def told(self) -> None:
+        """The worker has read the model's files: wait until it was told what is on disk.
+
+        While the store is being opened as long as that takes, within reason, and not at all for
+        one that failed.
+        """
+        self._is_loaded.set()
+        if self._naming_wait_s is not None:
+            self._wait_for_name(self._naming_wait_s)
+        if self.kv.root is not None and await self._server.is_open():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._server.patience_s):
+                    await self._is_told.wait()
+
+    async def named(self, patience_s: float) -> float:
+        """Wait for what is being read for the model's name: until then nothing can be written.
+
+        The seconds it took.
+        """
+        start_s = time.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._is_named.wait()
+        return time.monotonic() - start_s
+
+    def on_beat(self, beat: Heartbeat) -> None:
+        """The worker's counters, as they are now."""
+        if beat.kv is not None:
+            self.counts = beat.kv
+
+    def set_budget(self, budget: HotBudget) -> None:
+        """So much KV may be in the worker's memory from now on, or from its start on."""
+        is_new, self.budget = budget != self.budget, budget
+        if is_new and self.send is not None:
+            self.send(budget)
+
+    # What follows is the store's side.
+
+    def welcomed(self) -> None:
+        """The worker was told by what it finds its KV in the store."""
+        self._is_told.set()
+        self._is_named.set()
+
+    async def until_loaded(self) -> None:
+        """Wait until the worker has read the model's files, or is gone."""
+        await self._is_loaded.wait()
+
+    def is_being_named(self, *, is_awaited: bool) -> None:
+        """Its files are being read; requests wait a while for that, or not at all.
+
+        The while begins when the model is loaded: before that nobody waits for the reading.
+        """
+        self._is_named.clear()
+        self._naming_wait_s = self._server.patience_s / _READING_SHARE if is_awaited else 0.0
+        if self._is_loaded.is_set():
+            self._wait_for_name(self._naming_wait_s)
+
+    def _wait_for_name(self, wait_s: float) -> None:
+        asyncio.get_running_loop().call_later(wait_s, self._is_told.set)
+
+    def is_nameless(self) -> None:
+        """It stays so: what its memory holds is not for the disk, and may be of any model."""
+        self._is_told.set()
+        self._is_named.set()

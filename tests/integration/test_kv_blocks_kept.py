@@ -1,0 +1,148 @@
+"""KV by blocks with real workers and a real server: kept, found, deleted, and never mixed up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.config.settings import Settings
+from runtime.models.catalog import Catalog
+from runtime.supervisor.supervisor import Supervisor
+from runtime.types import CacheParams, CacheUse, TokenPrompt
+from store.keyed_names import Whom
+from tests.asking import ask, worker_of
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+NUM_TOKENS = 1500
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder / "m")
+    write_model(folder / "other", seed=1)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, models: Path) -> Path:
+    (tmp_path / "models").symlink_to(models)
+    return tmp_path
+
+
+@asynccontextmanager
+async def serving(home: Path, **settings: Any) -> AsyncGenerator[tuple[Supervisor, BlockKvStore]]:
+    fields: dict[str, Any] = {
+        "preload": (),
+        "stop_timeout_s": 5.0,
+        "spare_worker": False,
+        "max_loaded_models": 1,
+    }
+    chosen = Settings(home=home, **(fields | settings))
+    kv = BlockKvStore(chosen)
+    supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"), kv)
+    kv.start()
+    await supervisor.start()
+    try:
+        yield supervisor, kv
+    finally:
+        await supervisor.stop()
+        await kv.stop()
+
+
+def prompt(seed: int, num_tokens: int = NUM_TOKENS) -> TokenPrompt:
+    return TokenPrompt(token_ids=tuple(9 + (seed + i * 7919) % 400 for i in range(num_tokens)))
+
+
+async def reused(
+    supervisor: Supervisor, tokens: TokenPrompt, model: str = "m", **cache: Any
+) -> CacheUse:
+    wish = CacheParams(**cache)
+    done = await ask(supervisor, tokens, model=model, max_tokens=2, cache=wish)
+    return done.finished.usage.cache
+
+
+def num_heads(kv: BlockKvStore) -> int:
+    return len(kv.store.heads.known) if kv.store is not None else 0
+
+
+async def kept(kv: BlockKvStore, num: int = 1) -> None:
+    await until(lambda: num_heads(kv) >= num, f"{num} heads are kept: {kv.status}")
+
+
+async def test_a_restart_takes_up_all_of_it(home: Path):
+    async with serving(home) as (supervisor, kv):
+        assert (await reused(supervisor, prompt(1))).tier == "none"
+        await kept(kv)
+    async with serving(home) as (supervisor, kv):
+        use = await reused(supervisor, prompt(1))
+        assert (use.tier, use.num_tokens) == ("warm", NUM_TOKENS - 1)
+
+
+async def test_a_kill_costs_less_than_a_block(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        pid = worker_of(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        use = await reused(supervisor, prompt(1))
+        assert use.tier == "warm"
+        assert use.num_tokens >= NUM_TOKENS - 256
+
+
+async def test_a_swap_brings_it_back(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        assert (await reused(supervisor, prompt(1), model="other")).tier == "none"
+        use = await reused(supervisor, prompt(1))
+        assert (use.tier, use.num_tokens) == ("warm", NUM_TOKENS - 1)
+
+
+async def test_what_is_deleted_is_neither_on_disk_nor_in_memory(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), session_id="goes")
+        await reused(supervisor, prompt(2), session_id="stays")
+        await kept(kv, 2)
+        assert (await kv.delete(Whom(session_id="goes"))) is not None
+        assert num_heads(kv) == 1
+        assert (await reused(supervisor, prompt(1))).num_tokens == 0
+        assert (await reused(supervisor, prompt(2))).tier == "hot"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(2), session_id="stays")
+
+
+async def test_a_request_that_came_before_the_deletion_leaves_nothing(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(3), session_id="first")
+        wish = CacheParams(session_id="goes")
+        asking = asyncio.create_task(ask(supervisor, prompt(1), max_tokens=400, cache=wish))
+        await until(lambda: worker_of(supervisor).num_running, "it is computed")
+        await kv.delete(Whom(session_id="goes"))
+        await asking
+        await reused(supervisor, prompt(2), session_id="stays")
+        await kept(kv, 2)
+        assert kv.store is not None
+        assert {one.head.num_tokens for one in kv.store.heads.known.values()} == {NUM_TOKENS + 2}
+        assert (await reused(supervisor, prompt(1), session_id="new")).num_tokens == 0
+
+
+async def test_without_a_disk_it_is_in_memory_and_deleted_there(home: Path):
+    async with serving(home, kv_disk=False) as (supervisor, kv):
+        await reused(supervisor, prompt(1), session_id="goes")
+        use = await reused(supervisor, prompt(1), session_id="other")
+        assert (use.tier, use.num_tokens) == ("hot", NUM_TOKENS - 1)
+        await kv.delete(Whom(session_id="goes"))
+        assert (await reused(supervisor, prompt(1), session_id="third")).tier == "hot"
+        await kv.delete(Whom())
+        assert (await reused(supervisor, prompt(1))).num_tokens == 0
