@@ -76,6 +76,34 @@ async def test_a_stream_that_is_ended_or_unknown_is_not_found(server: RunningSer
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "hearth-resume")
 
 
+async def test_what_was_generated_until_a_stream_was_deleted_is_reused(server: RunningServer):
+    asked = {"role": "user", "content": "Tell me of the stream and the mill. " * 20}
+    body: dict[str, Any] = {"model": "tiny", "seed": 1, "session_id": "mill", "ignore_eos": True}
+    streamed = {"messages": [asked], "max_tokens": 3000, "stream": True, "logprobs": True}
+    told: list[Any] = []
+    async with (
+        server.client() as client,
+        client.stream("POST", CHAT, json=body | streamed, headers=STAYS) as response,
+    ):
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                told.append(json.loads(line.removeprefix("data: ")))
+                if len(told) == 40:
+                    url = f"/v1/streams/{response.headers['hearth-stream']}"
+                    assert (await client.delete(url)).status_code == 204
+    *events, end = told
+    assert end["error"]["code"] == "cancelled"
+    choices = [event["choices"][0] for event in events]
+    text = "".join(one["delta"].get("content") or "" for one in choices)
+    num_tokens = sum(len((one.get("logprobs") or {}).get("content") or ()) for one in choices)
+    said = [asked, {"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+    alone = server.post(CHAT, body | {"messages": [asked], "max_tokens": 1}).json()["usage"]
+    usage = server.post(CHAT, body | {"messages": said, "max_tokens": 1}).json()["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert 30 < num_tokens < 3000
+    assert cached >= alone["prompt_tokens"] + num_tokens - 1
+
+
 async def test_a_number_that_is_none_is_refused_by_the_name_it_was_sent_under(
     server: RunningServer,
 ):
