@@ -52,14 +52,15 @@ class Keeper:
         is_known = end <= cursor.num_kept and not with_state
         if cursor.mode == "off" or not end or is_known:
             return []
-        spans = self._lacking(cursor, kv, end, with_end=with_end, with_state=with_state)
+        lacking = self._lacking(cursor, kv, end, with_end=with_end, with_state=with_state)
+        spans = [one for one in lacking if not self._has_end(cursor, one)]
         pieces = [
             self._piece(cursor, span, one)
             for span, one in zip(spans, self._state.parts.cut_blocks(kv, spans), strict=True)
         ]
         there = [self._state.memory.put(piece) for piece in pieces]
-        if spans:
-            last = spans[-1].end
+        if lacking:
+            last = lacking[-1].end
             cursor.num_kept = max(cursor.num_kept, last)
             cursor.ends |= {last} if last % self._state.chain.block_size else set()
         if any(span.has_state for span in spans):
@@ -87,6 +88,18 @@ class Keeper:
             cursor.num_kept = max(cursor.num_kept, whole * size)
         spans = [one for one in spans if self._state.parts.has(kv, one.start)]
         return self._fitting(cursor, kv, spans)
+
+    def _has_end(self, cursor: CacheCursor, span: Span) -> bool:
+        """It is less than a block, and in memory: whoever asks the same again says the same."""
+        memory, chain = self._state.memory, self._state.chain
+        if span.end - span.start == chain.block_size:
+            return False
+        above = cursor.above(chain, span.start // chain.block_size)
+        token_ids = array("I", cursor.token_ids[span.start : span.end])
+        there = memory.get(chain.end_hash(above, token_ids))
+        if span.has_state:
+            return there is not None and there.has_state
+        return there is not None or memory.goes_on(above, token_ids)
 
     def _fitting(self, cursor: CacheCursor, kv: Sequence[Any], spans: list[Span]) -> list[Span]:
         """What no disk takes must fit into memory, or it would be cut only to be evicted, and cut
