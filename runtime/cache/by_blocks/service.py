@@ -106,6 +106,10 @@ class BlockKvStore:
         """A new worker's share, whose KV may take so much memory; None leaves it to us."""
         return BlockChannel(self, spec, budget)
 
+    def loaded(self) -> list[BlockChannel]:
+        """Those of the workers that have names of the store."""
+        return [one for one in self._channels if one.has_disk]
+
     async def remembered(self) -> dict[str, ModelRow]:
         """What former runs showed, by model id; nothing while there is no store."""
         await self.settled()
