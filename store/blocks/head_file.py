@@ -41,16 +41,17 @@ class Turn(NamedTuple):
 class Head(msgspec.Struct, frozen=True):
     """What a head says of itself, without its tokens and KV.
 
-    `continues` names the tokens it goes on from (`HashChain.end_hash`): the head of its owner that
-    ends there is replaced by it. `ttl_s` is None for ever, else seconds after the last use.
-    `layout` is JSON text that only the packer of KV reads, and `block_ms` what computing one of its
-    blocks took, on average.
+    `name` is the model's, as it was asked. `continues` names the tokens it goes on from
+    (`HashChain.end_hash`): the head of its owner that ends there is replaced by it. `ttl_s` is None
+    for ever, else seconds after the last use. `layout` is JSON text that only the packer of KV
+    reads, and `block_ms` what computing one of its blocks took, on average.
     """
 
     id: str
     model: bytes
     owner: Owner
     num_tokens: int
+    name: str = ""
     continues: bytes = b""
     turns: tuple[Turn, ...] = ()
     ttl_s: float | None = None

@@ -309,6 +309,24 @@ class Heads:
         return self._publish(staged, copy, token_ids, self._blocks_of(copy, token_ids), frozenset())
 
     @_alone
+    def mark(self, head_id: str, *, is_pinned: bool, ttl_s: float | None) -> KnownHead:
+        """Have a head stay, or for so long after its last use. Raises as `fork`."""
+        known, (head, token_ids) = self.known[head_id], self.read(head_id)
+        marked = msgspec.structs.replace(head, is_pinned=is_pinned, ttl_s=ttl_s)
+        blocks, path = self._blocks_of(marked, token_ids), known.path
+        if path is not None:
+            staged = self.staging_path()
+            self._before_change()
+            write_head(staged, marked, token_ids, read_end(path))
+            path = self._place(staged, marked, blocks)
+        num_bytes = disk_bytes(path) if path else 0
+        marked_head = known._replace(head=marked, num_bytes=num_bytes)
+        self._learn(marked_head, blocks, self._ends_in[head_id])
+        if path:
+            self._write(Change([marked_head]))
+        return marked_head
+
+    @_alone
     def with_turn(self, digest: bytes) -> tuple[KnownHead, Turn] | None:
         """The head used last that has a turn of this name, and that turn."""
         found = [(self.known[i], turn) for i, turn in self._turns.get(digest, {}).items()]

@@ -24,8 +24,8 @@ from store.database import Database
 from store.errors import IndexDamaged, StoreError
 
 _HEADS = """
-SELECT h.id, m.hash, asked, session, root, num_tokens, continues, turns, ttl_s, is_pinned, block_ms,
-  last, "end", num_bytes, created_s, h.last_used_s, hits
+SELECT h.id, m.hash, asked, session, root, num_tokens, name, continues, turns, ttl_s, is_pinned,
+  block_ms, last, "end", num_bytes, created_s, h.last_used_s, hits
 FROM heads h JOIN models m ON m.id = h.model_id
 """
 _BLOCKS = """
@@ -38,7 +38,7 @@ INSERT OR IGNORE INTO models (hash, label, layout, last_used_s) VALUES (?, '', '
 """
 _PUT_HEAD = """
 INSERT OR REPLACE INTO heads VALUES
-  (?, (SELECT id FROM models WHERE hash = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  (?, (SELECT id FROM models WHERE hash = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _PUT_BLOCK = """
 INSERT OR REPLACE INTO blocks (model_id, name, above, recompute_ms, slot_bytes, state_bytes,
@@ -49,7 +49,7 @@ _DROP_HEAD = "DELETE FROM heads WHERE id = ?"
 _DROP_BLOCK = "DELETE FROM blocks WHERE name = ?"
 
 _HeadTuple = tuple[
-    str, bytes, bytes, bytes, bytes, int, bytes, bytes, float | None, int, float,
+    str, bytes, bytes, bytes, bytes, int, str, bytes, bytes, float | None, int, float,
     bytes | None, bytes, int, float, float, float,
 ]  # fmt: skip
 _BlockTuple = tuple[int, bytes, bytes | None, float, int, int, int, int]
@@ -147,7 +147,7 @@ def _head_values(one: KnownHead) -> tuple[object, ...]:
     head, last = one.head, one.last.name if one.last else None
     told = (head.ttl_s, int(head.is_pinned), head.block_ms, last, one.end, one.num_bytes)
     turns = msgspec.msgpack.encode(head.turns)
-    of = (head.id, head.model, *head.owner, head.num_tokens, head.continues, turns)
+    of = (head.id, head.model, *head.owner, head.num_tokens, head.name, head.continues, turns)
     return (*of, *told, one.created_s, one.last_used_s, one.hits)
 
 
@@ -178,13 +178,14 @@ _read_turns: Callable[[bytes], tuple[Turn, ...]] = msgspec.msgpack.Decoder(tuple
 
 
 def _known(row: _HeadTuple) -> KnownHead:
-    head_id, model, asked, session, root, num_tokens, continues, turns = row[:8]
-    ttl_s, is_pinned, block_ms, last, end, num_bytes, created_s, last_used_s, hits = row[8:]
+    head_id, model, asked, session, root, num_tokens, name, continues, turns = row[:9]
+    ttl_s, is_pinned, block_ms, last, end, num_bytes, created_s, last_used_s, hits = row[9:]
     head = Head(
         id=head_id,
         model=model,
         owner=Owner(asked, session, root),
         num_tokens=num_tokens,
+        name=name,
         continues=continues,
         turns=_read_turns(turns),
         ttl_s=ttl_s,

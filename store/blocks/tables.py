@@ -56,6 +56,7 @@ class HeadRow(KvTable):
     session: Mapped[bytes]
     root: Mapped[bytes]
     num_tokens: Mapped[int]
+    name: Mapped[str]
     continues: Mapped[bytes]
     turns: Mapped[bytes]
     ttl_s: Mapped[float | None]

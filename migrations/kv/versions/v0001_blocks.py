@@ -84,6 +84,7 @@ TABLES = (
         session BLOB NOT NULL,
         root BLOB NOT NULL,
         num_tokens INTEGER NOT NULL,
+        name VARCHAR NOT NULL,
         continues BLOB NOT NULL,
         turns BLOB NOT NULL,
         ttl_s DOUBLE,

@@ -439,6 +439,7 @@ def _told_head(chain: HashChain, model: bytes, secret: bytes, ended: Ended) -> H
         model=model,
         owner=owner,
         num_tokens=len(token_ids),
+        name=ended.asker.model,
         continues=ended.continues,
     )
     return HeadFile(head, token_ids)

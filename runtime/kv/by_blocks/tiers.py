@@ -392,6 +392,7 @@ class Tiers:
             model=self._state.model_hash,
             owner=owner,
             num_tokens=end,
+            name=cursor.asker.model,
             continues=continues,
             ttl_s=ttl_s,
             is_pinned=bool(pinned_by),

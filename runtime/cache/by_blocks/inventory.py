@@ -1,0 +1,178 @@
+"""What lies in a store by blocks, for people: conversations, what they take, and what is theirs.
+
+A conversation is what one session said to one model by one name; without a session id each head is
+one. Every call blocks and may come from any thread; all of them raise StoreError when the store
+fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from runtime.cache.inventory_views import ConversationView
+from runtime.errors import UnknownConversation
+from store.blocks.head_file import KnownHead
+from store.blocks.heads import Heads
+from store.blocks.slots import BlockKey
+from store.blocks.tree import Block
+from store.keyed_names import conversation_key
+
+MIN_PREFIX = 4
+
+
+class Conversation(NamedTuple):
+    """Heads of one conversation, the one used last first."""
+
+    id: str
+    heads: Sequence[KnownHead]
+
+    @property
+    def last(self) -> KnownHead:
+        return self.heads[0]
+
+    @property
+    def is_named(self) -> bool:
+        """It has a session id."""
+        return bool(self.last.head.owner.session)
+
+
+class BlockNode(NamedTuple):
+    """A block of a conversation, its files, and how many blocks and heads are right behind it."""
+
+    key: BlockKey
+    start: int
+    block: Block
+
+
+class Inventory:
+    """What `heads` has. `secret` keys session ids; `wall_s` turns trusted time into wall time."""
+
+    def __init__(
+        self, heads: Heads, block_size: int, secret: bytes, wall_s: Callable[[float], float]
+    ) -> None:
+        self._heads = heads
+        self._block_size = block_size
+        self._secret = secret
+        self._wall_s = wall_s
+
+    def conversations(self) -> list[Conversation]:
+        """Everything there is, the latest used first."""
+        with self._heads.lock:
+            known = sorted(self._heads.known.values(), key=lambda one: -one.last_used_s)
+        found: dict[tuple[object, ...], list[KnownHead]] = {}
+        for one in known:
+            head = one.head
+            whose = (head.owner.session, head.owner.asked, head.model)
+            key = whose if head.owner.session else (head.id,)
+            found.setdefault(key, []).append(one)
+        return [
+            Conversation(heads[0].head.owner.session.hex() or heads[0].head.id, heads)
+            for heads in found.values()
+        ]
+
+    def of_sessions(self, names: Sequence[str]) -> dict[str, list[Conversation]]:
+        """The conversations with these session ids, one for each model, by session id."""
+        keys = {conversation_key(self._secret, name).hex(): name for name in names}
+        found: dict[str, list[Conversation]] = {name: [] for name in names}
+        for one in self.conversations():
+            if one.id in keys:
+                found[keys[one.id]].append(one)
+        return found
+
+    def find(self, name: str) -> Conversation:
+        """The conversation whose session id this is, or whose id begins with it; of the latest use.
+
+        Raises:
+            UnknownConversation: there is none, or the beginning fits several.
+        """
+        return self.find_all(name)[0]
+
+    def find_all(self, name: str) -> list[Conversation]:
+        """The same with all others of that id, as a session with several models has. Raises as
+        `find`.
+        """
+        known, key = self.conversations(), conversation_key(self._secret, name).hex()
+        if named := [one for one in known if one.id == key]:
+            return named
+        prefix = name.lower()
+        fitting = [one for one in known if len(prefix) >= MIN_PREFIX and one.id.startswith(prefix)]
+        ids = {one.id for one in fitting}
+        if len(ids) == 1:
+            return fitting
+        if ids:
+            shown = ", ".join(sorted(ids)[:5])
+            message = (
+                f"{len(ids)} conversations begin with {name[:64]!r}: {shown}. Give more of it."
+            )
+        else:
+            message = (
+                f"No conversation has the session id {name[:64]!r} or an id that begins with it. "
+                "`hearth cache ls` lists them."
+            )
+        raise UnknownConversation(message, "conversation")
+
+    def view(self, one: Conversation) -> ConversationView:
+        """As people see it."""
+        with self._heads.lock:
+            chains = [self._chain(head) for head in one.heads]
+            blocks = {node.key: node for chain in chains for node in chain}
+            own = self._own(one, blocks)
+            sizes = [node.block.sizes for node in blocks.values()]
+            head_bytes = sum(head.num_bytes for head in one.heads)
+            num_durable = self._num_durable(one.last, chains[0])
+        num_tokens = one.last.head.num_tokens
+        num_cold = sum(size.tier == "cold" for size in sizes)
+        tier = "cold" if num_cold == len(sizes) > 0 else "mixed" if num_cold else "warm"
+        return ConversationView(
+            id=one.id,
+            model=one.last.head.name,
+            model_hash=one.last.head.model.hex(),
+            num_tokens=num_tokens,
+            num_durable=num_durable,
+            num_turns=len(one.last.head.turns),
+            num_slots=len(blocks),
+            disk_bytes=head_bytes + sum(size.warm + size.cold for size in sizes),
+            own_bytes=head_bytes + sum(blocks[key].block.sizes.warm for key in own),
+            tier=tier,
+            last_used_s=self._wall_s(one.last.last_used_s),
+            is_pinned=any(head.head.is_pinned for head in one.heads),
+            is_durable=num_durable == num_tokens,
+            is_named=one.is_named,
+        )
+
+    def blocks(self, one: Conversation) -> list[BlockNode]:
+        """The blocks of its last head, the first one first."""
+        with self._heads.lock:
+            return self._chain(one.last)
+
+    def own_names(self, one: Conversation) -> list[BlockKey]:
+        """The blocks that only its heads go through."""
+        with self._heads.lock:
+            blocks = {node.key: node for head in one.heads for node in self._chain(head)}
+            return [*self._own(one, blocks)]
+
+    def _chain(self, known: KnownHead) -> list[BlockNode]:
+        tree = self._heads.kept if known.path else self._heads.told
+        keys = [*tree.chain(known.last)][::-1]
+        size = self._block_size
+        return [BlockNode(key, n * size, tree.blocks[key]) for n, key in enumerate(keys)]
+
+    def _own(self, one: Conversation, blocks: dict[BlockKey, BlockNode]) -> Iterator[BlockKey]:
+        """Those behind which only heads and blocks of this conversation are, the last first."""
+        num_own = Counter(head.last for head in one.heads)
+        for node in sorted(blocks.values(), key=lambda node: -node.start):
+            if num_own[node.key] == node.block.num_behind:
+                num_own[node.block.above] += 1
+                yield node.key
+
+    def _num_durable(self, known: KnownHead, chain: Sequence[BlockNode]) -> int:
+        """How many of its first tokens are on disk, here or in the cold store."""
+        if known.path is None:
+            return 0
+        for node in chain:
+            if node.block.sizes.tier == "missing":
+                return node.start
+        has_end = known.head.layout or known.head.num_tokens == len(chain) * self._block_size
+        return known.head.num_tokens if has_end else len(chain) * self._block_size
