@@ -10,8 +10,7 @@ from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.tiers import Tiers
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.deletions import Deletions, goes_through
-from runtime.kv_messages import Awaited, Ended
-from runtime.kv_messages import KvReport as Report
+from runtime.kv_messages import Awaited
 from runtime.slot_events import Forget, Forgotten, Hint, HotAsked, HotBudget, HotNow, KvReport
 from store.keyed_names import Asker
 
@@ -40,7 +39,7 @@ class TiersAlone(Tiers):
         *,
         checks: bool = False,
     ) -> None:
-        super().__init__(state, None, self._take, checks=checks)
+        super().__init__(state, None, lambda _: None, checks=checks)
         self._alone = state
         self._deletions = deletions
         self._answer = report
@@ -57,20 +56,17 @@ class TiersAlone(Tiers):
         if self._deletions.mean(cursor.recognised._replace(root=None)):
             cursor.delete()
 
-    def _take(self, told: Report) -> None:
-        """A head was told: keep it in the place of the one that it goes on from."""
-        if not isinstance(told, Ended):
-            return
-        token_ids, chain = array("I", told.token_ids), self._alone.chain
-        cursor = CacheCursor(token_ids=token_ids, root=chain.root_of(told.tenant))
-        cursor.extend(chain, token_ids)
-        end = cursor.name_at(chain, len(token_ids))
-        path = tuple(dict.fromkeys((*cursor.block_hashes, end)))
-        names = {*path, *(cursor.name_at(chain, one) for one in told.ends)}
-        for key in ((told.asker, told.continues), (told.asker, end)):
+    def _tell_in_memory(self, cursor: CacheCursor, end: int, continues: bytes) -> None:
+        """Keep the head in the place of the one that it goes on from."""
+        chain, asker = self._alone.chain, cursor.asker
+        last = cursor.name_at(chain, end)
+        path = tuple(dict.fromkeys((*cursor.block_hashes[: end // chain.block_size], last)))
+        names = {*path, *(cursor.name_at(chain, one) for one in cursor.ends if one <= end)}
+        for key in ((asker, continues), (asker, last)):
             if (before := self._heads.pop(key, None)) is not None:
                 names |= before.names
-        self._heads[told.asker, end] = MemoryHead(told.asker, token_ids, frozenset(names), path)
+        token_ids = array("I", cursor.token_ids[:end])
+        self._heads[asker, last] = MemoryHead(asker, token_ids, frozenset(names), path)
         if len(self._heads) > self._most_heads:  # of most nothing may be in memory any more
             for key, one in [*self._heads.items()]:
                 if not any(name in self.memory for name in one.names):

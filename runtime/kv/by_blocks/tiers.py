@@ -368,23 +368,12 @@ class Tiers:
             return
         chain, size = self._state.chain, self._state.chain.block_size
         names, end_name = tuple(cursor.block_hashes[: end // size]), cursor.name_at(chain, end)
-        token_ids = array("I", cursor.token_ids[:end])
         continues, cursor.continues = cursor.continues, end_name
         cursor.num_told = end
-        head_id, ends = uuid4().hex, tuple(sorted(at for at in cursor.ends if at <= end))
         if self._disk is None or not self._state.model_hash or cursor.ttl_s == 0:
-            self._report(
-                Ended(
-                    head_id=head_id,
-                    received=cursor.after_deletion,
-                    asker=cursor.asker,
-                    token_ids=token_ids.tobytes(),
-                    tenant=cursor.tenant,
-                    ends=ends,
-                    continues=continues,
-                )
-            )
+            self._tell_in_memory(cursor, end, continues)
             return
+        token_ids, head_id = array("I", cursor.token_ids[:end]), uuid4().hex
         _, ttl_s = cursor.worth(0)
         owner = owner_of(self._disk.secret, cursor)
         head = Head(
@@ -406,10 +395,24 @@ class Tiers:
             end_name,
             cursor.after_deletion,
             asker=cursor.asker,
-            ends=ends,
+            ends=_ends(cursor, end),
             end=self._end(end_name, is_block=not end % size),
         )
         self._disk.writer.put_head(job)
+
+    def _tell_in_memory(self, cursor: CacheCursor, end: int, continues: bytes) -> None:
+        """Tell the first `end` tokens of a cursor as a head of which nothing is on disk."""
+        self._report(
+            Ended(
+                head_id=uuid4().hex,
+                received=cursor.after_deletion,
+                asker=cursor.asker,
+                token_ids=array("I", cursor.token_ids[:end]).tobytes(),
+                tenant=cursor.tenant,
+                ends=_ends(cursor, end),
+                continues=continues,
+            )
+        )
 
     def _end(self, name: bytes, *, is_block: bool) -> Packed | None:
         """What is to be written behind the last whole block, or of a state at its end."""
@@ -490,6 +493,10 @@ class Tiers:
             if self.memory.num_bytes < min(self._prewarm_bytes, self.memory.budget_bytes):
                 self._finder.begin(cursor)
                 self._recalling = cursor
+
+
+def _ends(cursor: CacheCursor, end: int) -> tuple[int, ...]:
+    return tuple(sorted(at for at in cursor.ends if at <= end))
 
 
 def owner_of(secret: bytes, cursor: CacheCursor) -> Owner:
