@@ -9,6 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from runtime.keys import digest_of
@@ -24,6 +25,7 @@ alice = "{digest_of("alice-key")}"
 bob = "{digest_of("bob-key")}"
 """
 PLACE = re.compile(r"(?<!\w)/\w")
+NUM_CROWD = 32
 NO_KEYS = "prewarm_share = 0"
 RESPONSES, AGENTS = "/v1/responses", "/v1/agents"
 
@@ -81,6 +83,32 @@ def is_fresh(cache: dict[str, Any]) -> bool:
 def is_found(cache: dict[str, Any]) -> bool:
     """It is on disk, where so short a prompt may be read more slowly than it is computed."""
     return cache["reason"] in (None, "slower_than_prefill")
+
+
+async def test_who_asks_for_little_waits_for_no_crowd_of_another(server: RunningServer):
+    """Its prompt is longer than each of theirs, so nothing but its key has it come first."""
+    num_answered, is_over = 0, asyncio.Event()
+
+    async def ask(client: httpx.AsyncClient, name: str, num_words: int) -> None:
+        messages = [{"role": "user", "content": new_text(num_words)}]
+        body = body_of(messages=messages) | {"max_tokens": 1}
+        answer = await client.post(CHAT, json=body, headers={"x-api-key": f"{name}-key"})
+        assert answer.status_code == 200, answer.text
+
+    async def crowd(client: httpx.AsyncClient) -> None:
+        nonlocal num_answered
+        while not is_over.is_set() and num_answered < 5 * NUM_CROWD:
+            await ask(client, "alice", 4)
+            num_answered += 1
+
+    async with server.client() as client, asyncio.TaskGroup() as group:
+        for _ in range(NUM_CROWD):
+            group.create_task(crowd(client))
+        await until(lambda: num_answered, "the crowd is being answered")
+        num_before = num_answered
+        await ask(client, "bob", 60)
+        is_over.set()
+        assert num_answered - num_before <= 2 * NUM_CROWD
 
 
 @pytest.mark.parametrize("num_words", [1, 12, 300])

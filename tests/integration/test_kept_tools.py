@@ -136,20 +136,28 @@ def test_codex_compaction_is_computed_from_its_own_words_on_also_after_a_kill(tm
         assert "kept_tools" not in after.rules
 
 
+RAIN = "Say it again, and say how the rain falls on the hearth."
+
+
 @pytest.mark.parametrize(
-    "usual", ["", "max_tokens = 1024\n", "[limits.generate]\noutput_tokens = 1024\n"]
+    ("context", "more", "usual"),
+    [
+        pytest.param(1024, "How does the rain fall?", "", id="small"),
+        (2048, RAIN, ""),
+        (2048, RAIN, "max_tokens = 1024\n"),
+        (2048, RAIN, "[limits.generate]\noutput_tokens = 1024\n"),
+    ],
 )
 def test_codex_compaction_near_the_full_window_is_computed_from_its_own_words_on(
-    tmp_path: Path, usual: str
+    tmp_path: Path, context: int, more: str, usual: str
 ):
     """Codex compacts when nine tenths of the window are used, and says no `max_output_tokens`."""
-    context = 2048
     config = f"{CONFIG}[models.hearth-tiny]\ncontext = {context}\n{usual}"
     with running(tmp_path, config=config) as server:
         codex = Codex()
         before = codex.ask(server, TASK)
         while before.num_prompt + before.num_output <= 0.87 * context:
-            before = codex.ask(server, "Say it again, and say how the rain falls on the hearth.")
+            before = codex.ask(server, more)
         told = codex.ask(server, COMPACT, tools=False, max_output_tokens=None)
         assert told.num_prompt > 7 * context // 8
         check_continued(told, before)

@@ -169,13 +169,13 @@ async def test_nor_the_worst_that_any_route_may_be_sent(counted: Counted, route:
         assert not await counted.sent(route, one.body), (one.shape, one.field)
 
 
-@pytest.mark.parametrize("route", READING, ids=lambda one: f"{one.method} {one.path}")
-async def test_what_would_take_longer_to_decode_is_refused_and_the_setting_named(
-    counted: Counted, route: Route
+@pytest.mark.parametrize("route", READING, ids=lambda one: f"{one.method}-{one.path}")
+async def test_what_takes_longer_to_decode_is_refused_and_its_setting_named(
+    server: RunningServer, route: Route
 ):
     body = b'{"unknown": [' + b'"a",' * route.parts + b'"a"]}'
     headers = {"content-type": "application/json"}
-    answer = counted.server.request(route.method, route.path, content=body, headers=headers)
+    answer = server.request(route.method, route.path, content=body, headers=headers)
     assert answer.status_code in (400, 413), answer.text
     setting = r"max_body_bytes|limits\.\w+\.(parts|body_bytes)"
     assert re.search(setting, answer.text), answer.text
