@@ -523,8 +523,8 @@ def block_at(raw: msgspec.Raw, path: str, turn: Turn) -> Block | str:
     a line of text.
 
     Raises:
-        InvalidRequest: it is in the newest input, and is no block, of a type that is not known, or
-            lacks what its type needs; `param` is the field's path.
+        InvalidRequest: it is in the newest input and no result of a tool's, and is no block, of a
+            type that is not known, or lacks what its type needs; `param` is the field's path.
     """
     kind = turn.read(lambda: decoded_at(raw, AnyBlock, path), AnyBlock("")).type
     if kind in UNREADABLE:
@@ -532,6 +532,7 @@ def block_at(raw: msgspec.Raw, path: str, turn: Turn) -> Block | str:
     instead = TextBlock(line_for(kind or "block"))
     block_type = KINDS.get(kind)
     if block_type is not None:
+        turn = turn.result() if block_type is ToolResultBlock else turn
         mended = turn.mended(raw, block_type, path)
         return turn.read(lambda: decoded_at(mended, block_type, path), instead)
     return turn.read(lambda: _refuse_kind(kind, path), instead) if kind else instead

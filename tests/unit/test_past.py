@@ -191,6 +191,58 @@ def test_what_was_accepted_once_is_the_same_text_when_it_is_past() -> None:
     assert first.texts == ["hi", "", UNSEEN] == then.texts[:3]
 
 
+def resulting(kind: str, **fields: Any) -> Any:
+    """A conversation whose newest input is a tool's result with these fields."""
+    call: dict[str, Any] = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    asking = [HI, {"role": "assistant", "tool_calls": [call]}]
+    match kind:
+        case "chat":
+            return {"messages": [*asking, {"role": "tool", "tool_call_id": "c"} | fields]}
+        case "ollama":
+            call["function"]["arguments"] = {}
+            result = {"role": "tool", "tool_name": "look"} | fields
+            return {"model": "m", "messages": [*asking, result]}
+        case "messages":
+            use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+            result = {"type": "tool_result", "tool_use_id": "c"} | fields
+            said = [HI, {"role": "assistant", "content": [use]}]
+            return {"max_tokens": 1, "messages": [*said, {"role": "user", "content": [result]}]}
+        case _:
+            made = {"call_id": "c", "name": "look", "arguments": "{}", "input": "x"}
+            item = {"type": kind.removesuffix("_output")} | made
+            return {"input": [HI, item, {"type": kind, "call_id": "c"} | fields]}
+
+
+RESULTS: Mapping[str, tuple[str, ...]] = {
+    "chat": ("content", "tool_call_id", "name"),
+    "ollama": ("content", "tool_name", "images"),
+    "messages": ("content", "tool_use_id", "is_error", "cache_control"),
+    "function_call_output": ("output", "call_id", "status"),
+    "custom_tool_call_output": ("output", "call_id"),
+}
+"""What a result has, by its protocol or the type of its item."""
+ODD_VALUES = st.sampled_from(
+    [5, 1.5, {}, [7], [[1]], {"odd": [1]}, [None], [{"type": 5}], [{"type": "odd"}], [{}]]
+)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@given(data=st.data())
+def test_a_result_of_odd_types_is_read_and_told_also_where_it_is_the_newest_input(
+    name: str, data: st.DataObject
+) -> None:
+    protocol = name if name in HISTORIES else "responses"
+    content = RESULTS[name][0]
+    field, value = data.draw(st.sampled_from(RESULTS[name])), data.draw(ODD_VALUES)
+    body = resulting(name, **{content: "dry", field: value})
+    now = asked(protocol, body)
+    assert [message.role for message in now.messages] == ["user", "assistant", "tool"]
+    assert now.ignored or field != content
+    assert now.texts[-1] == "dry" or field == content
+    body[HISTORIES[protocol][1]] += [YES, HI]
+    assert asked(protocol, body).texts[:3] == now.texts
+
+
 @pytest.mark.parametrize(
     ("name", "body", "words"),
     [
