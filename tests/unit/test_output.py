@@ -199,6 +199,17 @@ def test_stop_strings_count_from_the_first_character_of_the_answer(
     assert said == "yes\n\nno".split(stop, maxsplit=1)[0]
 
 
+@pytest.mark.parametrize("stop", ["\n\n", "\n", "\n\nno", "s\n"])
+@pytest.mark.parametrize("fields", [{}, {"tools": tools("look")}, {"is_constrained": True}])
+@given(data=st.data())
+def test_stop_strings_count_from_the_answer_on_where_the_prompt_has_closed_the_thoughts(
+    fields: dict[str, Any], stop: str, data: st.DataObject
+):
+    pieces = data.draw(cuts_of("\n\n \n\nyes\n\nno"))
+    said, _, _ = told(parse(pieces, stop=(stop,), reasoning="closed", **fields))
+    assert said.lstrip() == "yes\n\nno".split(stop, maxsplit=1)[0]
+
+
 def test_no_mark_that_an_answer_may_begin_with_begins_with_a_blank():
     for family in FAMILIES.values():
         edges = transitions(speaking(family, MARKED), (), has_tools=True)

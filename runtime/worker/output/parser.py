@@ -88,13 +88,14 @@ class ExpectedThoughts:
 class OutputParser:
     """One sequence's text on its way out.
 
-    Stop strings end the answer, not the reasoning, and are not part of it. Blank lines around
-    reasoning and before a tool call belong to the template and are dropped. A tool call that
-    cannot be understood is given to the client as the text it was, with the blanks before it;
-    `notes` say why. In a constrained answer nothing but stop strings is a mark. `reasoning` says
-    how the prompt left its block; where it said nothing, one may close that was not opened, unless
-    that is inside of code, and where thoughts are expected the text before it is told as reasoning
-    from its beginning on. What goes on with an answer that has begun is told to the letter.
+    Stop strings end the answer, not the reasoning or the blanks behind it, and are not part of it.
+    Blank lines around reasoning and before a tool call belong to the template and are dropped. A
+    tool call that cannot be understood is given to the client as the text it was, with the blanks
+    before it; `notes` say why. In a constrained answer nothing but stop strings is a mark.
+    `reasoning` says how the prompt left its block; where it said nothing, one may close that was
+    not opened, unless that is inside of code, and where thoughts are expected the text before it is
+    told as reasoning from its beginning on. What goes on with an answer that has begun is told to
+    the letter.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class OutputParser:
         self._may_be_orphan = reasoning in ("unsaid", "expected")
         is_expected = reasoning == "expected" and not is_constrained
         self._expected = ExpectedThoughts() if is_expected else None
-        self._follows_orphan = False
+        self._is_before_answer = reasoning == "closed"
         self._num_backticks = 0
         self._is_constrained = is_constrained
         self._logprobs: list[TokenLogprobs] = []
@@ -200,7 +201,7 @@ class OutputParser:
             return self._read_mark(text)
         if (self._is_constrained and self._state[0] != ANSWER) or self._may_be_call:
             return self._by_character(text)
-        if self._stop and (self._skips_blank or self._follows_orphan) and not self.is_reasoning:
+        if self._stop and (self._skips_blank or self._is_before_answer) and not self.is_reasoning:
             return self._by_character(text)
         state, segments = _TextStateMachine.split(self._state, text)
         if len(segments) == 1:
@@ -248,7 +249,7 @@ class OutputParser:
             if self._precedes_answer(character):
                 chunks += self._say(self._state[0], character)
             else:
-                self._follows_orphan = False
+                self._is_before_answer = False
                 chunks += self._advance(character)
             if self.is_stopped:
                 break
@@ -256,8 +257,8 @@ class OutputParser:
 
     def _precedes_answer(self, character: str) -> bool:
         """A blank between thoughts and answer: no stop string begins with it, nor does any mark."""
-        is_before = self._skips_blank or self._follows_orphan
-        is_open = self._state[0] in (START, NORMAL) and not self._state[3]
+        is_before = self._skips_blank or self._is_before_answer
+        is_open = self._state[0] in (START, NORMAL, ANSWER) and not self._state[3]
         return is_open and is_before and character.isspace()
 
     def _begins_call(self, character: str) -> bool:
@@ -317,7 +318,7 @@ class OutputParser:
             self._expected, self._skips_blank = None, True
             return [TextWasReasoning(self._index)]
         self._notes.append(ORPHAN)
-        self._follows_orphan = True
+        self._is_before_answer = True
         mark = self._delta(NORMAL, held + self._dialect.think_end)
         return [mark, TextWasReasoning(self._index)]
 
