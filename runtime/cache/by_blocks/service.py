@@ -24,6 +24,7 @@ from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.worker_channel import Report
 from runtime.config.settings import Settings
+from runtime.errors import StoreUnavailable
 from runtime.kv_messages import (
     Allow,
     Allowance,
@@ -70,6 +71,8 @@ class BlockKvStore:
         self._naming = Naming[BlockStore](settings, self._life, reader)
         self._channels: set[BlockChannel] = set()
         self._deletions = DeletionLog()
+        self._publishing: set[asyncio.Task[None]] = set()
+        """Heads that were told and are being published, or turned away."""
         self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
         """Heads of workers that have no names of a store, which are in their memory only."""
 
@@ -160,12 +163,17 @@ class BlockKvStore:
 
         How many pieces of memory it was; None where a worker has not dropped it yet, which it does
         before anything that it reads after that.
+
+        Raises:
+            StoreUnavailable: what is on disk is not deleted; what is in memory is.
         """
+        await self.settled()
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
         gone = await self._life.attempt(
             lambda store: store.delete(_heads_meant(store.secret, whom, models), number)
         )
+        is_deleted = gone is not None or not self._settings.kv_disk
         gone = [*(gone or ()), *self._unnamed.delete(_heads_meant(b"", whom, models), number)]
         by_model: dict[bytes, list[bytes]] = {}
         for key in gone:
@@ -175,6 +183,10 @@ class BlockKvStore:
             channel.tell(news)
             asking.append(channel.dropped(by_model.get(channel.model_key, ())))
         told = await asyncio.gather(*asking)
+        if publishing := [*self._publishing]:  # what it was told of while it dropped the rest
+            await asyncio.wait(publishing)
+        if not is_deleted:
+            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
         return None if None in told else sum(filter(None, told))
 
     def _drop(self, keys: Iterable[BlockKey]) -> None:
@@ -268,7 +280,7 @@ class BlockKvStore:
             case Ended(path=None):
                 self._keep_in_memory(channel, event)
             case Ended():
-                self._life.spawn(self._publish(channel, event))
+                self._spawn(self._publish(channel, event))
             case Allow():
                 self._life.spawn(self._allow(channel, event.num_bytes))
             case Want():
@@ -333,7 +345,7 @@ class BlockKvStore:
                     one: told for one, told in channel.unnamed.items() if one in self._unnamed.known
                 }
             return
-        self._life.spawn(self._keep_named(channel, ended))
+        self._spawn(self._keep_named(channel, ended))
 
     async def _keep_named(self, channel: BlockChannel, ended: Ended) -> None:
         model = channel.model_hash
@@ -367,7 +379,13 @@ class BlockKvStore:
     def _publish_again(self, channel: BlockChannel) -> None:
         waiting, channel.unpublished = channel.unpublished, []
         for ended in waiting:
-            self._life.spawn(self._publish(channel, ended))
+            self._spawn(self._publish(channel, ended))
+
+    def _spawn(self, publishing: Coroutine[Any, Any, None]) -> None:
+        """Who deletes waits for it."""
+        task = self._life.spawn(publishing)
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
 
     # Room
 

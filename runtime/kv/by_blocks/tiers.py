@@ -24,6 +24,7 @@ from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
 from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.writer import BlockJob, HeadJob, Packed, Staged, Writer, Written
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.deletions import Recognised, concerns
 from runtime.kv.pack import RunKv
 from runtime.kv.writer import Packed as WholePacked
 from runtime.kv_messages import (
@@ -39,7 +40,7 @@ from runtime.kv_messages import (
     Opened,
     Recall,
 )
-from runtime.slot_events import HotBudget
+from runtime.slot_events import Forget, HotBudget
 from runtime.wire import KvCounts
 from store.block_names import HashChain
 from store.blocks.head_file import Head, Owner
@@ -298,6 +299,8 @@ class Tiers:
                 self._open(news)
             case Kept(head_id=head_id, is_kept=is_kept, lacking=lacking):
                 self._on_kept(head_id, lacking, is_kept=is_kept)
+            case Forget():
+                self._forget(news)
             case Drop(number=number, names=names):
                 self._report(Dropped(number=number, num_pieces=self._drop(names)))
             case Brought(names=names, asked=asked):
@@ -361,7 +364,9 @@ class Tiers:
                 piece.num_readers -= 1
         self._state.shrink()
 
-    def _tell(self, cursor: CacheCursor, end: int, pinned_by: str = "") -> None:
+    def _tell(
+        self, cursor: CacheCursor, end: int, pinned_by: str = "", *, on_disk: bool = True
+    ) -> None:
         """Tell the first `end` tokens of a cursor as a head: by it they stay, and are deleted."""
         is_new = end > cursor.num_told or pinned_by
         if cursor.mode == "off" or not end or not is_new:
@@ -370,10 +375,19 @@ class Tiers:
         names, end_name = tuple(cursor.block_hashes[: end // size]), cursor.name_at(chain, end)
         continues, cursor.continues = cursor.continues, end_name
         cursor.num_told = end
-        if self._disk is None or not self._state.model_hash or cursor.ttl_s == 0:
-            self._tell_in_memory(cursor, end, continues)
-            return
         token_ids, head_id = array("I", cursor.token_ids[:end]), uuid4().hex
+        told = Ended(
+            head_id=head_id,
+            received=cursor.after_deletion,
+            asker=cursor.asker,
+            tenant=cursor.tenant,
+            ends=tuple(sorted(at for at in cursor.ends if at <= end)),
+            continues=continues,
+        )
+        is_kept = on_disk and cursor.ttl_s != 0
+        if self._disk is None or not self._state.model_hash or not is_kept:
+            self._report(structs.replace(told, token_ids=token_ids.tobytes()))
+            return
         _, ttl_s = cursor.worth(0)
         owner = owner_of(self._disk.secret, cursor)
         head = Head(
@@ -393,26 +407,10 @@ class Tiers:
             token_ids,
             names,
             end_name,
-            cursor.after_deletion,
-            asker=cursor.asker,
-            ends=_ends(cursor, end),
+            told,
             end=self._end(end_name, is_block=not end % size),
         )
         self._disk.writer.put_head(job)
-
-    def _tell_in_memory(self, cursor: CacheCursor, end: int, continues: bytes) -> None:
-        """Tell the first `end` tokens of a cursor as a head of which nothing is on disk."""
-        self._report(
-            Ended(
-                head_id=uuid4().hex,
-                received=cursor.after_deletion,
-                asker=cursor.asker,
-                token_ids=array("I", cursor.token_ids[:end]).tobytes(),
-                tenant=cursor.tenant,
-                ends=_ends(cursor, end),
-                continues=continues,
-            )
-        )
 
     def _end(self, name: bytes, *, is_block: bool) -> Packed | None:
         """What is to be written behind the last whole block, or of a state at its end."""
@@ -462,6 +460,25 @@ class Tiers:
                 used.update(cursor.name_at(chain, end) for end in cursor.ends)
         return self._state.drop([name for name in names if name not in used])
 
+    def _forget(self, news: Forget) -> None:
+        """Something was deleted: what is on its way of that is not kept.
+
+        It is told as it is, without a file: the server turns it away, and names what of it is to be
+        dropped.
+        """
+
+        def is_meant(of: Recognised) -> bool:
+            return of.came_after < news.number and concerns(news, of)
+
+        for cursor in self._cursors:
+            if cursor.mode != "off" and is_meant(cursor.recognised._replace(root=None)):
+                self._tell(cursor, cursor.num_kept, on_disk=False)
+                cursor.delete()
+        if self._disk is not None:
+            for job in self._disk.writer.withdraw(is_meant):
+                token_ids = job.token_ids.tobytes()
+                self._report(structs.replace(job.told, head_id=job.head.id, token_ids=token_ids))
+
     def _open(self, opened: Opened) -> None:
         """The store is open: what is in memory takes the names that it has there."""
         size = self._state.chain.block_size
@@ -493,10 +510,6 @@ class Tiers:
             if self.memory.num_bytes < min(self._prewarm_bytes, self.memory.budget_bytes):
                 self._finder.begin(cursor)
                 self._recalling = cursor
-
-
-def _ends(cursor: CacheCursor, end: int) -> tuple[int, ...]:
-    return tuple(sorted(at for at in cursor.ends if at <= end))
 
 
 def owner_of(secret: bytes, cursor: CacheCursor) -> Owner:

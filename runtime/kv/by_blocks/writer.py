@@ -18,12 +18,12 @@ from uuid import uuid4
 
 from msgspec import structs
 
+from runtime.kv.deletions import Recognised
 from runtime.kv_messages import Allow, Allowance, Ended, Trouble
 from store.blocks.head_file import Head, write_head
 from store.blocks.kv_file import Tensor
 from store.blocks.slots import BlockKey, SlotAbout, Slots
 from store.errors import OverCap, StoreError
-from store.keyed_names import NOBODY, Asker
 from store.temp_names import temp_name
 
 PAUSE_AFTER_ERROR_S = 60.0
@@ -73,12 +73,16 @@ class HeadJob:
     token_ids: array[int]
     names: tuple[bytes, ...]
     end_name: bytes
-    received: int
-    asker: Asker = NOBODY
-    ends: tuple[int, ...] = ()
+    told: Ended
+    """As it is told, but for where it is staged."""
     end: Packed | None = None
     """What is behind the last whole block; it is written when the model rests."""
     with_end: bool = False
+
+    @property
+    def recognised(self) -> Recognised:
+        """Whose it is, for deletions."""
+        return Recognised(self.told.asker, self.told.received, self.token_ids)
 
     @property
     def tensors(self) -> Sequence[Tensor]:
@@ -193,7 +197,7 @@ class Writer:
         self._resting: dict[str, HeadJob] = {}
         """Heads that were staged without their ends."""
         self._writing: set[tuple[bytes, bool]] = set()
-        self._num_staging = 0
+        self._staging: dict[str, HeadJob] = {}
         self._wake = threading.Condition()
         self._is_idle = False
         self._rests_at_s = 0.0
@@ -243,7 +247,7 @@ class Writer:
     def is_busy(self) -> bool:
         """Something is queued or being written, besides ends that wait until the model rests."""
         with self._wake:
-            return bool(self._blocks or self._heads or self._writing or self._num_staging)
+            return bool(self._blocks or self._heads or self._writing or self._staging)
 
     def set_idle(self, *, is_idle: bool) -> None:
         """Whether no request is running."""
@@ -264,6 +268,16 @@ class Writer:
             for one in [*self._resting.values()]:
                 if not gone.isdisjoint((*one.names, one.end_name)):
                     del self._resting[one.head.id]
+
+    def withdraw(self, is_meant: Callable[[Recognised], bool]) -> list[HeadJob]:
+        """Stage these heads no more; all that were meant, of which some are being staged."""
+        with self._wake:
+            jobs = (*self._heads, *self._resting.values(), *self._staging.values())
+            meant = {one.head.id: one for one in jobs if is_meant(one.recognised)}
+            self._heads = [one for one in self._heads if one.head.id not in meant]
+            for head_id in meant:
+                self._resting.pop(head_id, None)
+            return [*meant.values()]
 
     def run(self) -> None:
         """Write until closed and empty."""
@@ -310,7 +324,7 @@ class Writer:
                     if (job := self._ready()) is not None:
                         return job
                     is_over = not (self._blocks or self._heads or self._resting or self._writing)
-                    if self._is_closing and is_over and not self._num_staging:
+                    if self._is_closing and is_over and not self._staging:
                         self._wake.notify_all()
                         return None
                 self._wake.wait(self._wait_s())
@@ -328,7 +342,7 @@ class Writer:
         open_names = {name for name, _ in (*self._blocks, *self._writing)}
         for number, job in enumerate(self._heads):
             if open_names.isdisjoint(job.names):
-                self._num_staging += 1
+                self._staging[job.head.id] = job
                 return self._heads.pop(number)
         if self._blocks:
             key = next(iter(self._blocks))
@@ -336,10 +350,11 @@ class Writer:
             return self._take(key)
         is_resting = self._is_idle and time.monotonic() >= self._rests_at_s
         if self._resting and not self._heads and (is_resting or self._is_closing):
-            self._num_staging += 1
             head_id, job = next(iter(self._resting.items()))
             del self._resting[head_id]
-            return job.again(with_end=True)
+            job = job.again(with_end=True)
+            self._staging[job.head.id] = job
+            return job
         return None
 
     def _take(self, key: tuple[bytes, bool]) -> BlockJob:
@@ -380,7 +395,7 @@ class Writer:
             self._on_written(Staged(job))
             self._report(_ended(job, path, self._allowed.used()))
         with self._wake:
-            self._num_staging -= 1
+            del self._staging[head.id]
             if not is_staged and not self._is_closing:
                 self._heads.insert(0, job)
             elif is_staged and job.end is not None and not job.with_end:
@@ -395,11 +410,4 @@ class Writer:
 
 
 def _ended(job: HeadJob, path: Path, num_bytes: int) -> Ended:
-    return Ended(
-        head_id=job.head.id,
-        received=job.received,
-        asker=job.asker,
-        path=str(path),
-        ends=job.ends,
-        num_bytes=num_bytes,
-    )
+    return structs.replace(job.told, head_id=job.head.id, path=str(path), num_bytes=num_bytes)
