@@ -16,6 +16,7 @@ from api.http.draft import Draft, settled
 from api.http.sse import unheard
 from api.openai.calls import PLAIN, CallFormat
 from runtime.errors import HearthError, Overloaded
+from runtime.supervisor.running_time import RunningTimeout
 from runtime.types import CacheUse, Chunk, Finished, GenerateRequest, Message
 from store.history.agent_rows import TurnRow
 
@@ -150,7 +151,7 @@ class AgentTurn:
 
     async def _start(self) -> None:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with RunningTimeout(self._patience_s):
                 await self._place.is_first.wait()
         except TimeoutError:
             raise Overloaded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from api.http.refusal import refuse
 from runtime.config.limits import GenerateLimits, PromptLimits, RouteKind, RouteLimits
 from runtime.config.settings import Settings
 from runtime.errors import AnswerTooLate
+from runtime.supervisor.running_time import RunningTimeout
 from runtime.types import ChatPrompt, GenerateRequest
 
 ModelName = Annotated[str, Meta(max_length=1024)]
@@ -236,10 +236,10 @@ class TimeLimit:
             await self._app(scope, receive, send)
             return
 
-        limit = asyncio.timeout(bounds.time_s)
+        limit = RunningTimeout(bounds.time_s)
 
         async def begin(message: Message) -> None:
-            limit.reschedule(None)
+            limit.lift()
             await send(message)
 
         try:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from runtime.cache.deletion_log import Receipt
 from runtime.errors import Aborted, HearthError, WorkerError
+from runtime.supervisor.running_time import running_s
 from runtime.types import (
     CacheUse,
     Chunk,
@@ -150,7 +151,7 @@ class Generation:
         self._owner = owner
         self.received: Receipt | None = None
         """Held while it is in flight: of what is deleted meanwhile it keeps nothing."""
-        self._deadline_s = time.monotonic() + request.deadline_s
+        self._deadline_s = running_s() + request.deadline_s
         self._accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._chunks: list[Chunk] = []
         self._arrived = asyncio.Event()
@@ -163,8 +164,10 @@ class Generation:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until its deadline, which counts from the submission."""
-        return max(0.0, self._deadline_s - time.monotonic())
+        """Seconds until its deadline, which counts from the submission the time in which this
+        process ran.
+        """
+        return max(0.0, self._deadline_s - running_s())
 
     @property
     def is_finished(self) -> bool:

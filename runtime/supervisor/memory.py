@@ -21,6 +21,7 @@ from runtime.supervisor.model import ModelActor
 from runtime.supervisor.placement import LoadCapacity, Need, Profile, Unreturned
 from runtime.supervisor.pressure import MemoryPressure
 from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.running_time import running_s
 from runtime.types import ModelSpec
 from store.types import ModelRow
 
@@ -204,7 +205,7 @@ class MemoryLedger:
             )
         self._strain = relief.strain
         if relief.leaves is not None:
-            actors[relief.leaves].leave("memory is short", time.monotonic())
+            actors[relief.leaves].leave("memory is short", running_s())
         self.share(actors)
 
     def _part(self, model: str, budget: HotBudget) -> HotBudget:

@@ -23,7 +23,7 @@ from runtime.supervisor.generation import Generation
 from runtime.supervisor.health import HealthLimits, Watchdog
 from runtime.supervisor.lifecycle import MODEL_STATES, ModelEvent, ModelState, Stage
 from runtime.supervisor.open_work import OpenWork, fail_all
-from runtime.supervisor.running_time import running_s, running_timeout
+from runtime.supervisor.running_time import RunningTimeout, running_s
 from runtime.supervisor.shutdown import WorkerShutdown
 from runtime.supervisor.spawn import Child
 from runtime.supervisor.standby import StandbyPool
@@ -140,7 +140,7 @@ class WorkerProcess:
             if self.state == "stopping":  # asked to leave while it was being spawned
                 await self._ask_to_leave()
                 await self.stop()
-            async with running_timeout(self._settings.load_timeout_s):
+            async with RunningTimeout(self._settings.load_timeout_s):
                 await self._is_up.wait()
         except TimeoutError:
             limit = f"{self._settings.load_timeout_s:g} s"

@@ -1,30 +1,27 @@
-"""The time in which this process ran, of which the supervisor's limits count.
+"""The time in which the event loop of this process ran, of which the supervisor's limits count.
 
-While it is stopped (a debugger, a terminal's ^Z, a machine that sleeps), or its loop stands still,
-no time passes: nothing could be heard then, and nobody is to be blamed for it.
+While it stands still no time passes either: nothing could be heard then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from runtime.running_time import RunningTime
 
 TICK_S = 0.5
-STALL_S = 2.0
-"""A loop that runs looks at the clock far more often; so long a gap counts for nothing."""
 
 
-class RunningTime:
-    """Seconds like those of `clock`, without the gaps in which nobody looked at it.
-
-    It belongs to the event loop, and looks by itself for as long as that runs.
-    """
+class LoopTime:
+    """A `RunningTime` of the event loop, which looks by itself for as long as that runs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen_s = self._now_s = clock()
+        self._time = RunningTime(clock)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def now_s(self) -> float:
@@ -32,52 +29,55 @@ class RunningTime:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # nobody looks then, and a gap means nothing
-            return self._look(stall_s=float("inf"))
-        if loop is self._loop:
-            return self._look(stall_s=STALL_S)
-        self._loop = loop
-        self._tick(loop)
-        return self._now_s
+            return self._time.look(stall_s=math.inf)
+        if loop is not self._loop:
+            self._loop = loop
+            self._tick(loop)
+        return self._time.look()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop is self._loop:
-            self._look(stall_s=STALL_S)
+            self._time.look()
             loop.call_later(TICK_S, self._tick, loop)
 
-    def _look(self, stall_s: float) -> float:
-        seen_s = self._clock()
-        gap_s, self._seen_s = seen_s - self._seen_s, seen_s
-        self._now_s += gap_s if gap_s < stall_s else 0.0
-        return self._now_s
 
-
-running_s = RunningTime().now_s
+running_s = LoopTime().now_s
 """What this process goes by, as with `time.monotonic`."""
 
 
-@asynccontextmanager
-async def running_timeout(limit_s: float | None) -> AsyncGenerator[None]:
+class RunningTimeout:
     """As `asyncio.timeout`, of the time in which this process ran."""
-    if limit_s is None:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    due_s = running_s() + limit_s
-    handle: asyncio.TimerHandle | None = None
-    async with asyncio.timeout(None) as limit:
 
-        def look() -> None:
-            nonlocal handle
-            left_s = due_s - running_s()
-            if left_s > 0:
-                handle = loop.call_later(min(left_s, TICK_S), look)
-            else:
-                handle = None
-                limit.reschedule(loop.time())
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._due_s = math.inf
+        self._timeout = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+        self.expired = self._timeout.expired
 
-        look()
-        try:
-            yield
-        finally:
-            if handle is not None:
-                handle.cancel()
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._due_s = running_s() + self._limit_s
+        self._look()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        self.lift()
+        return await self._timeout.__aexit__(kind, error, traceback)
+
+    def lift(self) -> None:
+        """From now on it may take as long as it likes."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        loop, left_s = asyncio.get_running_loop(), self._due_s - running_s()
+        if left_s <= 0:
+            self._timeout.reschedule(loop.time())
+        elif left_s < math.inf:
+            self._timer = loop.call_later(min(left_s, TICK_S), self._look)

@@ -7,7 +7,6 @@ catalog, and what the operator may ask for.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from itertools import count
@@ -30,6 +29,7 @@ from runtime.supervisor.model import WorkerHandle
 from runtime.supervisor.names import Names
 from runtime.supervisor.news import News
 from runtime.supervisor.process import WorkerProcess
+from runtime.supervisor.running_time import running_s
 from runtime.supervisor.scheduler import RequestScheduler
 from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.standby import StandbyPool
@@ -64,7 +64,7 @@ class Supervisor:
         self._stop_bound_s = rules_of(settings).limits_s["flushing"]
         self._memory = MemoryLedger(settings)
         self._scheduler = RequestScheduler(
-            rules_of(settings), self, self._memory, settings.keep_alive_of, time.monotonic
+            rules_of(settings), self, self._memory, settings.keep_alive_of, running_s
         )
         self.refuse_waiting = self._scheduler.refuse_waiting
         """Refuse what is new and what waits for a model, at once; what runs may end."""
@@ -190,7 +190,7 @@ class Supervisor:
         """
         spec = self._names.resolve(name)
         with self._scheduler.reconcile:
-            self._scheduler.actor(spec.engine).forgive(time.monotonic())
+            self._scheduler.actor(spec.engine).forgive(running_s())
             self._take_away(name, reason)
             return self._wish(spec, "default")
 
@@ -323,7 +323,7 @@ class Supervisor:
     def _take_away(self, name: str, reason: str) -> ModelStatus:
         spec = self._names.resolve(name)
         actor = self._scheduler.actor(spec.engine)
-        actor.leave(reason, time.monotonic(), self._settings.stop_timeout_s)
+        actor.leave(reason, running_s(), self._settings.stop_timeout_s)
         self._scheduler.reconcile()
         return self._status(spec)
 
@@ -332,7 +332,7 @@ class Supervisor:
         actor, row = self._scheduler.actor(model), self._memory.remembered(model)
         num_waiting = self._scheduler.num_waiting(spec)
         return structs.replace(
-            status_of(spec, actor, num_waiting, time.monotonic(), row),
+            status_of(spec, actor, num_waiting, running_s(), row),
             swap_cost=self._costs.of(model),
             entered=tuple(self._entered[model].items()),
             unreturned_bytes=self._memory.unreturned_bytes(model) + actor.abandoned_bytes,
@@ -352,7 +352,7 @@ def call_of(
     max_wait_s: float,
 ) -> QueuedRequest:
     """What waits for the model from now on, for `max_wait_s` at most."""
-    now_s = time.monotonic()
+    now_s = running_s()
     return QueuedRequest(
         spec,
         job,

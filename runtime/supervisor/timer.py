@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+
+from runtime.supervisor.running_time import running_s
 
 _LATE_S = 0.001
 """Rung a little late it finds what was due; rung a little early it would ring twice."""
@@ -18,10 +19,10 @@ class ResettableTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, due_s: float | None) -> None:
-        """Ring at that time, of `time.monotonic`; None or infinity is never."""
+        """Ring at that time, of `running_s`; None or infinity is never."""
         self.cancel()
         if due_s is not None and due_s < float("inf"):
-            delay_s = max(due_s - time.monotonic(), 0.0) + _LATE_S
+            delay_s = max(due_s - running_s(), 0.0) + _LATE_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
     def cancel(self) -> None:

@@ -78,6 +78,7 @@ from runtime.worker.kernels import CompiledKernels, kept_at, open_libraries
 from runtime.worker.model import LoadedModel
 from runtime.worker.preparing import Preparation
 from runtime.worker.row_memory import RowFootprint, RowMemory
+from runtime.worker.running_time import running_s
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.sequence import SequenceGroup
 from runtime.worker.shutdown import Deadline, flush
@@ -428,6 +429,7 @@ class Worker:
         os._exit(1 if self._engine is None and is_fault else EXIT_TAINTED)
 
     def _heartbeat(self) -> Heartbeat:
+        running_s()
         engine, reception = self._engine, self._reception
         beat = Heartbeat(step=0, is_busy=False, phase=self._phase)
         if engine is not None:

@@ -31,6 +31,7 @@ from runtime.worker.input.template import Template
 from runtime.worker.logprobs import token_logprobs
 from runtime.worker.model import LoadedModel
 from runtime.worker.rows import RowExecutor
+from runtime.worker.running_time import running_s
 from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.slice_learner import SliceLearner
@@ -119,7 +120,7 @@ class Engine:
         """Take what arrived, compute one prefill slice and/or one decode step, send the chunks."""
         if not self._inbox.empty():
             self._drain()
-        self._expire(time.monotonic())
+        self._expire(running_s())
         plan = self._rows.plan()
         if restored := [group for group in plan.prefills if self._restore(group)]:
             next_slice = self._scheduler.next_slice

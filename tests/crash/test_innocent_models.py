@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,13 @@ from tests.running_server import CHAT, ROOT, RunningServer, environment, free_po
 from tests.waiting import PATIENCE_S, pause
 
 FEW_FILES = 256
-ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-LONG: dict[str, Any] = ASK | {"max_tokens": 600, "stream": True, "ignore_eos": True}
+ASK: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 4,
+    "ignore_eos": True,
+}
+LONG = ASK | {"max_tokens": 600, "stream": True}
 _LOOK_S = 0.02
 SHORT_S = 4.0
 """After so long without a sign of life a worker is taken to hang."""
@@ -124,6 +131,38 @@ def test_who_was_stopped_and_goes_on_has_lost_nothing(tmp_path: Path, models_dir
         assert server.figure("hearth_worker_crashes_total") == 0
         assert talk.ask(server, session_id="a").num_cached_tokens >= first.num_prompt_tokens - 1
         assert "is being replaced" not in server.stderr
+
+
+def test_the_deadline_of_an_answer_counts_no_time_in_which_nothing_ran(
+    tmp_path: Path, models_dir: Path
+):
+    with running(tmp_path, config=config_of(models_dir, request_deadline_s="5")) as server:
+        assert server.post(CHAT, ASK).status_code == 200
+        asked = LONG | {"stream_options": {"include_usage": True}}
+        with server.stream("POST", CHAT, json=asked) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            stopped_for(everything_of(server), 6.0)
+            told = [line for line in lines if line]
+        assert told[-1] == "data: [DONE]"
+        assert json.loads(told[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 600
+        assert "deadline_exceeded" not in "".join(told)
+
+
+def test_the_deadline_of_what_waits_for_its_model_counts_no_such_time_either(
+    tmp_path: Path, models_dir: Path
+):
+    short = {"request_deadline_s": "15", "max_wait_s": "15", "preload": "[]"}
+    with running(tmp_path, config=config_of(models_dir, **short)) as server:
+        with server.slow_loads(), ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.post, CHAT, ASK)
+            loads = (server.get("/running").json()["models"] for _ in iter(pause, 0))
+            pid = next(one["pid"] for models in loads for one in models if one["pid"])
+            stopped_for([server.process.pid, pid], 16.0)
+            answer = asked.result()
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == ASK["max_tokens"]
+        assert "deadline_exceeded" not in answer.text
 
 
 def test_a_stopped_worker_that_somebody_waits_for_is_continued(tmp_path: Path, models_dir: Path):

@@ -6,7 +6,6 @@ does not. No mlx call may be made on this thread.
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from runtime.worker.output.constraint import Constrainer, Demands
 from runtime.worker.output.parser import NO_TOOLS, Dialect, OutputParser, ReasoningBlock
 from runtime.worker.output.tools import RequestTools
 from runtime.worker.prompt_logprobs import Echo
+from runtime.worker.running_time import running_s
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.vision.images import ImageBatch, ImageLoader, PromptImage
 from store.keyed_names import Asker
@@ -99,7 +99,7 @@ class Intake:
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
-            deadline_s=time.monotonic() + request.deadline_s,
+            deadline_s=running_s() + request.deadline_s,
             cursor=self._cursor(request, composed),
             image_batch=ImageBatch(
                 spans=composed.media,
