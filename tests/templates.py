@@ -6,6 +6,8 @@ from typing import Any
 from mlx_lm.utils import load_tokenizer
 
 from runtime.worker.input.template import Template
+from runtime.worker.output.families import call_form
+from runtime.worker.output.upstream import dialect_of
 from tests.tiny_models import CHAT_TEMPLATE, write_tokenizer
 
 QWEN3 = """\
@@ -283,7 +285,10 @@ TEXT_ARGUMENTS = """\
 {{- '<｜tool▁call▁end｜>' }}{% endfor %}<｜tool▁calls▁end｜>
 {%- else %}{{ message.content }}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
-"""Takes the arguments of calls as a text only, as DeepSeek V3.1's own does."""
+"""Takes the arguments of calls as a text only."""
+
+CALLS_ONLY = TEXT_ARGUMENTS[TEXT_ARGUMENTS.index("{%- for message") :]
+"""Shows calls and results, and no tools, as DeepSeek's own does."""
 
 PRINTED_ARGUMENTS = TEXT_ARGUMENTS.replace(
     "one.function.name + '<｜tool▁sep｜>' + one.function.arguments",
@@ -317,6 +322,7 @@ TEMPLATES = {
     "one_call": ONE_CALL,
     "first_call": FIRST_CALL,
     "text_arguments": TEXT_ARGUMENTS,
+    "calls_only": CALLS_ONLY,
     "printed_arguments": PRINTED_ARGUMENTS,
 }
 
@@ -326,4 +332,5 @@ def template_of(directory: Path, name: str, *, tools_first: bool = True) -> Temp
     write_tokenizer(directory)
     (directory / "chat_template.jinja").write_text(TEMPLATES[name])
     tokenizer: Any = load_tokenizer(directory)
-    return Template(tokenizer, tools_first=tools_first)
+    own_calls = call_form(dialect_of(tokenizer).name)
+    return Template(tokenizer, tools_first=tools_first, own_calls=own_calls)

@@ -25,17 +25,34 @@ CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 RESULT_START, RESULT_END = "<tool_response>", "</tool_response>"
 _JOINT = "\n\n"
 _OPENING = "You can use these tools:\n<tools>"
-_HOW = f"""\
+_HOW = """\
 </tools>
-To use a tool, write this and nothing after it, with the tool's name and its arguments as JSON:
-{CALL_START}
-{{"name": "the tool's name", "arguments": {{}}}}
-{CALL_END}
-What it returns comes in the next message, inside {RESULT_START} and {RESULT_END}."""
+To use a tool, write this and nothing after it, with the tool's name and its arguments as JSON:"""
+_RETURNS = f"What it returns comes in the next message, inside {RESULT_START} and {RESULT_END}."
+
+
+class CallForm(NamedTuple):
+    """How a model writes a call whose arguments are one JSON object, before these and behind.
+
+    The name of the tool is filled into the `opening`.
+    """
+
+    opening: str
+    closing: str
+
+    def begun(self, name: str, arguments: str) -> str:
+        """A call up to the end of its arguments."""
+        named = self.opening.format(name=name, name_json=json.dumps(name, ensure_ascii=False), n=0)
+        return named + arguments
+
+
+OURS = CallForm(f'{CALL_START}\n{{{{"name": {{name_json}}, "arguments": ', f"}}\n{CALL_END}")
+"""How it is told to write them whose template has no form for them."""
 
 
 class ToolForms(NamedTuple):
-    """What a template has forms of its own for; without one for tools none of them is used.
+    """What a template has forms of its own for. Without one for tools those for calls and results
+    are used only if the model can be told by us how it writes calls.
 
     Where it `splits`, it shows what is said beside a call only in a message before it.
     """
@@ -58,13 +75,19 @@ class WrittenOut(NamedTuple):
 
 
 def with_definitions(
-    messages: Sequence[Message], definitions: Sequence[str], *, has_system: bool
+    messages: Sequence[Message],
+    definitions: Sequence[str],
+    form: CallForm = OURS,
+    *,
+    has_system: bool,
 ) -> tuple[Message, ...]:
-    """The messages with these tools before all that they say.
+    """The messages with these tools, and how to call one, before all that they say.
 
     They are in the system message, or in the first one where the template takes no other.
     """
-    text = "\n".join([_OPENING, *definitions, _HOW])
+    example = form.begun("the tool's name", "{}") + form.closing
+    returns = [_RETURNS] if form == OURS else []
+    text = "\n".join([_OPENING, *definitions, _HOW, example, *returns])
     role = "system" if has_system else "user"
     opening = Message(role=role, text=text)
     if not messages or messages[0].role != role:
@@ -145,8 +168,7 @@ def as_text(message: Message) -> Message:
 
 
 def _call(call: ToolCall) -> str:
-    name, arguments = json.dumps(call.name, ensure_ascii=False), arguments_json(call.arguments)
-    return f'{CALL_START}\n{{"name": {name}, "arguments": {arguments}}}\n{CALL_END}'
+    return OURS.begun(call.name, arguments_json(call.arguments)) + OURS.closing
 
 
 def arguments_json(text: str) -> str:

@@ -70,12 +70,13 @@ from runtime.worker.engine import Engine
 from runtime.worker.input.compose import Composer
 from runtime.worker.input.intake import Intake
 from runtime.worker.input.intake_pool import REHEARSAL, IntakePool, refusal_of
-from runtime.worker.input.preparer import OverBudget
+from runtime.worker.input.preparer import Bench, OverBudget
 from runtime.worker.input.sandbox import Sandbox, SandboxGone
 from runtime.worker.input.template import Template
 from runtime.worker.input.turns import TurnStore
 from runtime.worker.kernels import CompiledKernels, kept_at, open_libraries
 from runtime.worker.model import LoadedModel
+from runtime.worker.output.families import call_form
 from runtime.worker.preparing import Preparation
 from runtime.worker.row_memory import RowFootprint, RowMemory
 from runtime.worker.running_time import running_s
@@ -191,10 +192,7 @@ class Worker:
         reception = self._reception = IntakePool(
             self._sandbox, preparer.result(), self._take_in, self._inbox.put, self._sender.send
         )
-        processor = model.vision_model.image_processor if model.vision_model is not None else None
-        markup = processor.markup if processor is not None else None
-        is_read = bool(model.dialect.name)
-        template = Template(model.tokenizer, markup=markup, bench=reception, reads_calls=is_read)
+        template = _template_of(model, reception)
         scheduler = Scheduler(
             max_batch=options.max_batch,
             max_slice=options.prefill_slice or models.best_slice(),
@@ -535,6 +533,17 @@ def _learner(options: WorkerOptions, around: Surroundings) -> SliceLearner | Non
         return None
     default, quiet_s = models.best_slice(), options.learn_slice_after_s
     return SliceLearner(around, models.device_name(), default, quiet_s)
+
+
+def _template_of(model: LoadedModel, bench: Bench) -> Template:
+    processor = model.vision_model.image_processor if model.vision_model is not None else None
+    return Template(
+        model.tokenizer,
+        markup=processor.markup if processor is not None else None,
+        bench=bench,
+        reads_calls=bool(model.dialect.name),
+        own_calls=call_form(model.dialect.name),
+    )
 
 
 def _ready(model: LoadedModel, load_s: float, warm_s: float, forms: TemplateForms | None) -> Ready:

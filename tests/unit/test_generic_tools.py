@@ -32,6 +32,7 @@ from tests.unit.test_guide import EOS, LOOK, SCHEMA, required
 NONE = ToolForms(tools=False, calls=False, results=False)
 FORMS = {
     "alternating": NONE,
+    "calls_only": ToolForms(tools=False),
     "chatml": NATIVE,
     "effort": NONE,
     "gemma": NONE,

@@ -72,7 +72,7 @@ def words(messages: Sequence[Message]) -> list[str]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_in_which_form_a_template_shows_texts_is_found_by_asking_it(name: str):
-    is_text = name in {"text_arguments", "printed_arguments"}
+    is_text = name in {"text_arguments", "printed_arguments", "calls_only"}
     forms = ContentForms(frozenset(PARTS.get(name, ())), has_text_arguments=is_text)
     assert template(name).content_forms == forms
 

@@ -107,7 +107,7 @@ def test_a_lenient_template_is_given_everything_as_it_came():
     assert rules == {}
 
 
-@pytest.mark.parametrize("name", ["text_arguments", "printed_arguments"])
+@pytest.mark.parametrize("name", ["text_arguments", "printed_arguments", "calls_only"])
 def test_arguments_that_a_template_takes_as_text_only_are_as_the_model_wrote_them(name: str):
     written = '{"at": ["Zürich", 7, null], "to": {"a": "\\"<b>\\n"}}'
     raw = (
@@ -121,7 +121,9 @@ def test_arguments_that_a_template_takes_as_text_only_are_as_the_model_wrote_the
     said = "".join(one.arguments for one in chunks if isinstance(one, ToolCallDelta))
     assert said == written
     forms = template(name).forms
-    assert (forms.tools, forms.calls, forms.results) == ("native", "native", "native")
+    is_shown = name != "calls_only"
+    assert forms.tools == ("native" if is_shown else "generic")
+    assert (forms.calls, forms.results) == ("native", "native")
     assert forms.arguments == "text"
     spellings = [said, json.dumps(json.loads(said), separators=(",", ":"))]
     for arguments in spellings:
@@ -129,7 +131,21 @@ def test_arguments_that_a_template_takes_as_text_only_are_as_the_model_wrote_the
         answer = Message(role="assistant", text="I look.", tool_calls=(call,))
         text, rules = told(name, user("one"), answer, result("a1"), user("two"))
         assert raw in text
-        assert rules == {}
+        assert TOOL.name in text.partition("one")[0]
+        assert rules == ({} if is_shown else {"generic_tools": 1})
+
+
+def test_where_a_template_shows_calls_and_no_tools_the_form_of_its_calls_is_told():
+    text, _ = told("calls_only", Message(role="system", text="Be brief."), user("one"))
+    begun, told_form, _ = text.partition(
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>the tool's name<｜tool▁sep｜>{}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    )
+    assert told_form
+    assert '"name": "look"' in begun
+    assert "tool_response" not in text
+    spoken = Dialect(name="deepseek_v31")
+    assert template("calls_only").spoken(spoken) is spoken
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -12,7 +12,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.prompt.arrange import Abilities
 from runtime.prompt.thinking import EFFORT, SWITCHES
-from runtime.prompt.tools_as_text import GENERIC, NATIVE, ToolForms
+from runtime.prompt.tools_as_text import GENERIC, NATIVE, CallForm, ToolForms
 from runtime.types import ChatPrompt, Image, Message, Role, TemplateForms, Tool, ToolCall
 from runtime.worker.input.template_input import STRINGS, ContentForms
 
@@ -235,8 +235,11 @@ class Probe:
             return None
 
 
-def tool_forms_of(render: Render) -> ToolForms:
-    """What of tools a template itself shows; all of it where it cannot be asked."""
+def tool_forms_of(render: Render, own_calls: CallForm | None) -> ToolForms:
+    """What of tools a template itself shows; all of it where it cannot be asked.
+
+    Without a form for tools it has those for calls and results if its model's own are shown.
+    """
 
     def text(*messages: Message, tools: tuple[Tool, ...] = ()) -> str | None:
         try:
@@ -257,9 +260,15 @@ def tool_forms_of(render: Render) -> ToolForms:
         for rest in ((), (answer, user))
         for tools in ((), (_TOOL,))
     ]
-    if not _any_has(_TOOL.name, shown):
-        return GENERIC
-    forms = ToolForms(calls=_any_has(_ARGUMENT, talks), results=_any_has(_WORDS[0], talks))
+    forms = ToolForms(
+        tools=_any_has(_TOOL.name, shown),
+        calls=_any_has(_ARGUMENT, talks),
+        results=_any_has(_WORDS[0], talks),
+    )
+    if not forms.tools:
+        own = own_calls.begun(_MADE.name, _MADE.arguments) if own_calls is not None else ""
+        if not (own and forms.results and _any_has(own, talks)):
+            return GENERIC
     said = Message(role="assistant", text=_WORDS[2])
     beside = msgspec.structs.replace(called, text=_WORDS[2])
     if not forms.calls or _WORDS[2] in (text(user, beside, result, tools=(_TOOL,)) or ""):

@@ -24,7 +24,9 @@ from runtime.prompt.tools_as_text import (
     CALLS,
     DEFINITIONS,
     GENERIC,
+    OURS,
     SPLIT,
+    CallForm,
     ToolForms,
     split,
     with_definitions,
@@ -107,7 +109,8 @@ class Template:
 
     With `tools_first` tools that a template writes right after the system text are written before
     it: they change less often than what names directories and dates. Without a `markup` the model
-    reads text only. Where nobody `reads_calls` in the template's own form, that form is not used.
+    reads text only. Where nobody `reads_calls` in the template's own form, that form is not used;
+    `own_calls` is how the model writes them, if it can be told so by a template without tools.
     """
 
     def __init__(
@@ -118,9 +121,11 @@ class Template:
         markup: Markup | None = None,
         bench: Bench | None = None,
         reads_calls: bool = True,
+        own_calls: CallForm | None = None,
     ) -> None:
         self.markup = markup
         self._reads_calls = reads_calls
+        self._own_calls = own_calls
         self._tokenizer = tokenizer
         self._bench = bench or PromptPreparer(inner_tokenizer(tokenizer))
         self._tools_first = tools_first
@@ -149,6 +154,7 @@ class Template:
                 markup=self.markup,
                 bench=self._bench,
                 reads_calls=self._reads_calls,
+                own_calls=self._own_calls,
             )
         return self._other
 
@@ -279,11 +285,14 @@ class Template:
         """What of tools the template has a form for, in which calls can be read."""
         if not self._reads_calls:
             return GENERIC
-        return tool_forms_of(lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens))
+        return tool_forms_of(
+            lambda prompt, opens: self._rendered(prompt, {}, opens_answer=opens), self._own_calls
+        )
 
     def spoken(self, dialect: Dialect) -> Dialect:
         """How a model of this dialect writes: calls as its prompt tells it, where that is ours."""
-        return dialect if self.tool_forms.tools else with_generic_calls(dialect)
+        forms = self.tool_forms
+        return dialect if forms.tools or forms.calls else with_generic_calls(dialect)
 
     @cached_property
     def forms(self) -> TemplateForms:
@@ -307,7 +316,8 @@ class Template:
         )
         if tools and not forms.tools:
             shown = [definition_of(tool) for tool in shown_tools(prompt)]
-            messages = with_definitions(messages, shown, has_system=self.probe.system)
+            form = self._own_calls if forms.calls and self._own_calls is not None else OURS
+            messages = with_definitions(messages, shown, form, has_system=self.probe.system)
             tools = ()
         num_split = 0
         if forms.splits:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from runtime.prompt.call_marks import family_named
+from runtime.prompt.tools_as_text import CallForm
 from runtime.worker.output import harmony
 from runtime.worker.output.braced_calls import Braces, read_braced
 from runtime.worker.output.dialect import Dialect
@@ -418,6 +419,14 @@ def find(template: str, vocab: Collection[str]) -> Family | None:
     """The first family whose marks a template names, or else a vocabulary has."""
     name = family_named(template, vocab)
     return None if name is None else FAMILIES[name]
+
+
+def call_form(name: str) -> CallForm | None:
+    """How models of the family of this name write a call; None where arguments are not JSON."""
+    row = family_of(name)
+    if row is None or row.syntax is None or row.syntax.argument or row.syntax.row is not None:
+        return None
+    return CallForm(row.start + row.syntax.opening, row.syntax.closing)
 
 
 def speaking(row: Family, dialect: Dialect) -> Dialect:
