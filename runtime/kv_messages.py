@@ -121,7 +121,7 @@ class Allow(Struct, frozen=True, tag="kv_allow"):
 
 
 class Damaged(Struct, frozen=True, tag="kv_damaged"):
-    """These slots were not as they were written, and are removed."""
+    """These slots were not as they were written; the worker removed them."""
 
     names: tuple[bytes, ...]
 

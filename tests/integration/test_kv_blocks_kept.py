@@ -146,3 +146,91 @@ async def test_without_a_disk_it_is_in_memory_and_deleted_there(home: Path):
         assert (await reused(supervisor, prompt(1), session_id="third")).tier == "hot"
         await kv.delete(Whom())
         assert (await reused(supervisor, prompt(1))).num_tokens == 0
+
+
+async def test_a_damaged_slot_costs_its_block_and_is_written_again(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        assert kv.store is not None
+        (known,) = kv.store.heads.known.values()
+        chain = [*kv.store.heads.kept.chain(known.last)][::-1]
+        damaged = kv.store.slots.path(chain[2])
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    async with serving(home) as (supervisor, kv):
+        use = await reused(supervisor, prompt(1))
+        assert use.num_tokens == NUM_TOKENS - 1 - 256
+        await until(damaged.exists, "it is written again")
+        assert kv.store is not None
+        assert kv.store.slots.read(chain[2], prompt(1).token_ids[512:768]) is not None
+        assert kv.store.counts["evicted_damaged"] == 1
+
+
+async def test_a_cap_holds_and_what_was_used_last_stays(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(0))
+        await kept(kv)
+        assert kv.store is not None
+        one_bytes = kv.store.room.used_bytes() - kv.store.room._other_bytes()
+        cap_bytes = kv.store.room.used_bytes() + 2 * one_bytes
+    async with serving(home, cache_max_bytes=cap_bytes) as (supervisor, kv):
+        for seed in range(1, 6):
+            await reused(supervisor, prompt(seed))
+            await until(lambda: supervisor_rests(kv), "it is published")
+            assert kv.store is not None
+            assert kv.store.room.used_bytes() <= cap_bytes
+    async with serving(home, cache_max_bytes=cap_bytes) as (supervisor, _):
+        assert (await reused(supervisor, prompt(5))).tier == "warm"
+        assert (await reused(supervisor, prompt(0))).num_tokens < NUM_TOKENS - 256
+
+
+def supervisor_rests(kv: BlockKvStore) -> bool:
+    return all(one.counts.num_queued_bytes == 0 for one in kv.loaded())
+
+
+async def test_what_rests_in_the_cold_store_comes_back(home: Path):
+    cold = str(home / "cold")
+    async with serving(home, cold_store=cold) as (supervisor, kv):
+        await reused(supervisor, prompt(1), ttl_s=1.0)
+        await kept(kv)
+        store = kv.store
+        assert store is not None
+        await until(store.heads.idle, "it is idle")
+        await kv.chore(lambda one: one.room.keep())
+        assert not list((home / "kv" / "slots").rglob("*.safetensors"))
+    async with serving(home, cold_store=cold) as (supervisor, kv):
+        use = await reused(supervisor, prompt(1))
+        assert use.tier == "cold"
+        assert use.num_tokens >= NUM_TOKENS - 256
+
+
+async def test_tenants_share_nothing_and_a_private_turn_leaves_nothing(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), tenant="one")
+        assert (await reused(supervisor, prompt(1), tenant="other")).num_tokens == 0
+        await reused(supervisor, prompt(2), ttl_s=0.0)
+        await kept(kv, 3)
+    async with serving(home) as (supervisor, kv):
+        assert (await reused(supervisor, prompt(1), tenant="one")).tier == "warm"
+        assert (await reused(supervisor, prompt(2))).num_tokens == 0
+
+
+async def test_a_store_that_fails_for_a_while_costs_nothing_but_time(home: Path):
+    async with serving(home) as (supervisor, kv):
+        heads = home / "kv" / "heads"
+        await reused(supervisor, prompt(0))
+        await kept(kv)
+        heads.chmod(0o500)
+        heads.rename(heads.with_name("elsewhere"))
+        heads.write_text("in its place")
+        await reused(supervisor, prompt(1))
+        await until(lambda: kv.status.state == "degraded", "it is noticed")
+        assert (await reused(supervisor, prompt(1))).tier == "hot"
+        heads.unlink()
+        heads.with_name("elsewhere").rename(heads)
+        heads.chmod(0o700)
+        await until(lambda: kv.status.state == "ok", "it works again")
+        await reused(supervisor, prompt(2))
+        await kept(kv, 2)

@@ -20,7 +20,7 @@ from runtime.kv_messages import Ended
 from store import ownership, upkeep
 from store.block_names import HashChain
 from store.blocks.cold_blocks import ColdBlocks
-from store.blocks.heads import BlockFile, Heads, Published, TurnedAway, Whom
+from store.blocks.heads import Heads, Published, TurnedAway, Whom
 from store.blocks.index import Index
 from store.blocks.room import Limits, Room
 from store.blocks.slots import BlockKey, Slots
@@ -76,7 +76,8 @@ class BlockStore:
         self._others = (0.0, 0)
         blocks = None
         if terms.cold_store is not None:
-            claim = Claim(self.root, owned.secret, terms.cold_store, self._has_cold)
+            had_cold = self.heads.kept.cold_bytes > 0
+            claim = Claim(self.root, owned.secret, terms.cold_store, lambda: had_cold)
             self.cold = ColdGate(_cold_at(self.root, terms.cold_store), claim)
             blocks = ColdBlocks(self.heads, self.cold)
         self.room = Room(
@@ -132,11 +133,10 @@ class BlockStore:
         self.room.settle(worker, ended.num_bytes, known)
         return said
 
-    def drop_damaged(self, keys: Iterable[BlockKey]) -> None:
-        """These slots were not as they were written. Raises StoreError."""
-        damaged = [BlockFile(one) for one in keys]
-        self.counts["evicted_damaged"] += len(damaged)
-        self.heads.remove_files(damaged)
+    def note_damaged(self, keys: Collection[BlockKey]) -> None:
+        """A worker removed these slots, which were not as they were written."""
+        self.counts["evicted_damaged"] += len(keys)
+        self.heads.note(keys)
 
     def delete(self, whom: Whom, number: int) -> list[BlockKey]:
         """As `Heads.delete`, and with it what of that is in the cold store, if that answers."""
@@ -161,9 +161,6 @@ class BlockStore:
 
     def _lost(self) -> StoreLost:
         return StoreLost(f"{self.root} was removed or replaced")
-
-    def _has_cold(self) -> bool:
-        return self.heads.kept.cold_bytes > 0
 
     def _disk_room(self) -> upkeep.DiskRoom:
         return upkeep.disk_room(self.root)

@@ -287,7 +287,7 @@ class BlockKvStore:
                 self._life.spawn(self._bring(channel, event.names))
             case Damaged(names=names):
                 keys = [BlockKey(channel.model_hash, one) for one in names]
-                self._life.spawn(self._drop_damaged(keys))
+                self._life.spawn(self._note_damaged(keys))
             case Trouble(reason=reason):
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write")
@@ -407,16 +407,19 @@ class BlockKvStore:
         there = await self._life.attempt(lambda store: store.bring(keys), "promote") or []
         channel.tell(Brought(tuple(one.name for one in there), tuple(names)))
 
-    async def _drop_damaged(self, keys: Sequence[BlockKey]) -> None:
-        await self._life.attempt(lambda store: store.drop_damaged(keys))
+    async def _note_damaged(self, keys: Sequence[BlockKey]) -> None:
+        await self._life.attempt(lambda store: store.note_damaged(keys))
 
     async def _keep_caps(self) -> None:
         while not await self._life.pause(_KEEP_S):
             await self._keep_once()
 
     async def _keep_once(self) -> None:
-        gone = await self._life.attempt(lambda store: store.room.keep(), "promote")
-        self._drop(gone or ())
+        await self.chore(lambda store: store.room.keep())
+
+    async def chore(self, work: Callable[[BlockStore], Iterable[BlockKey]]) -> None:
+        """Do long work in the thread for it; what it says is gone leaves the workers' memory."""
+        self._drop(await self._life.attempt(work, "promote") or ())
 
 
 def _limits_of(settings: Settings) -> Limits:
