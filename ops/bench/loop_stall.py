@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import random
 import statistics
 import tempfile
 import time
@@ -111,6 +112,8 @@ class Bodies(msgspec.Struct):
     greeting: Stall
     stalls: list[Stall]
     statuses: dict[str, int]
+    share: float = 1.0
+    """Of the bodies so many were sent, drawn by chance."""
 
 
 class Figures(msgspec.Struct):
@@ -232,8 +235,9 @@ async def measure(rounds: int) -> Figures:
     return Figures(began, rounds, AIM_MS, stalls)
 
 
-async def measure_bodies(rounds: int) -> Bodies:
-    """To each route each shape, in each of the fields that it is meant for."""
+async def measure_bodies(rounds: int, share: float) -> Bodies:
+    """To each route each shape, in each of the fields that it is meant for; a share of all that."""
+    dice = random.Random(1)
     began, statuses = environment(), Counter[str]()
     spans: dict[str, list[tuple[int, int]]] = {}
     places: dict[str, list[str]] = {}
@@ -245,7 +249,7 @@ async def measure_bodies(rounds: int) -> Bodies:
         for _ in range(rounds):
             for route in routes(settings, "bench"):
                 spans.setdefault("", []).append(await _span(server, greeting))
-                for one in one_of_each(route):
+                for one in one_of_each(route, is_drawn=lambda: dice.random() < share):
                     ask = Ask(one.shape, route.path, one.body, method=route.method)
                     since_ns = time.monotonic_ns()
                     status = await asyncio.to_thread(answered, server.port, ask)
@@ -257,7 +261,8 @@ async def measure_bodies(rounds: int) -> Bodies:
                     sizes[one.shape] = max(sizes[one.shape], len(one.body))
     of_greeting = stall(greeting.shape, len(greeting.body), spans.pop(""), beats)
     stalls = [stall(one, sizes[one], those, beats, places[one]) for one, those in spans.items()]
-    return Bodies(began, rounds, BODY_AIM_MS, of_greeting, stalls, dict(sorted(statuses.items())))
+    answers = dict(sorted(statuses.items()))
+    return Bodies(began, rounds, BODY_AIM_MS, of_greeting, stalls, answers, share)
 
 
 async def _span(server: Hearth, ask: Ask) -> tuple[int, int]:
@@ -298,12 +303,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--bodies", action="store_true", help="nasty bodies to all routes instead")
+    parser.add_argument("--share", type=float, default=1.0, help="of the nasty bodies")
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
     print("longest and median stall, ms; computed on the loop's thread; by all of the server")
     if arguments.bodies:
         figures = msgspec.json.decode(_REPORT.read_bytes(), type=Figures)
-        figures.bodies = asyncio.run(measure_bodies(arguments.rounds))
+        figures.bodies = asyncio.run(measure_bodies(arguments.rounds, arguments.share))
         _show([figures.bodies.greeting, *figures.bodies.stalls])
         print(figures.bodies.statuses)
     else:

@@ -9,7 +9,7 @@ sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, cast
 
 import msgspec
@@ -201,9 +201,14 @@ def _route(kind: RouteKind, handler: HTTPRouteHandler, settings: Settings, model
 
 
 def one_of_each(
-    route: Route, names: Collection[str] = SHAPES.keys(), ways: Collection[str] = WAYS.keys()
+    route: Route,
+    names: Collection[str] = SHAPES.keys(),
+    ways: Collection[str] = WAYS.keys(),
+    is_drawn: Callable[[], bool] = lambda: True,
 ) -> Iterator[Nasty]:
-    """These shapes, each the largest that is read, in each of their fields, in each of the ways."""
+    """These shapes, each the largest that is read, in each of their fields, in each of the ways;
+    of all of these those that are drawn.
+    """
     for way in ways:
         asks = WAYS[way]
         if not asks.keys() <= route.fields:
@@ -211,7 +216,8 @@ def one_of_each(
         for name in names:
             shape = SHAPES[name]
             for field in (*(one for one in shape.fields if one in route.fields), "unknown"):
-                yield Nasty(name, field, _body(route, shape, field, asks), way)
+                if is_drawn():
+                    yield Nasty(name, field, _body(route, shape, field, asks), way)
 
 
 def _body(route: Route, shape: Shape, field: str, asks: Mapping[str, object]) -> bytes:
