@@ -339,7 +339,6 @@ def test_four_breakpoints_are_served_and_a_fifth_is_refused() -> None:
         ({"messages": [user({"text": "x"})]}, "messages[0].content[0].type"),
         ({"messages": [user("x")]}, "messages[0].content[0]"),
         ({"messages": [user(text(["x"]))]}, "messages[0].content[0].text"),  # pyright: ignore[reportArgumentType]
-        ({"messages": [user({"type": "tool_result"})]}, "messages[0].content[0].tool_use_id"),
         (
             {"messages": [user({"type": "tool_use", "id": "1", "name": "n"})]},
             "messages[0].content[0]",
