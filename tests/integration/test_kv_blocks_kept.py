@@ -15,10 +15,11 @@ import pytest
 from runtime.cache.by_blocks.service import BlockKvStore
 from runtime.config.settings import Settings
 from runtime.models.catalog import Catalog
+from runtime.slot_events import HotBudget
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from store.keyed_names import Whom
-from tests.asking import ask, worker_of
+from tests.asking import PATIENCE_S, ask, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -234,3 +235,40 @@ async def test_a_store_that_fails_for_a_while_costs_nothing_but_time(home: Path)
         await until(lambda: kv.status.state == "ok", "it works again")
         await reused(supervisor, prompt(2))
         await kept(kv, 2)
+
+
+async def test_what_is_in_memory_of_a_conversation_is_told_and_brought_back(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), session_id="one")
+        await kept(kv)
+        one = kv.inventory().find("one")
+        num_held = await kv.memory.num_held([one.last.head.id])
+        assert num_held[one.last.head.id] >= NUM_TOKENS
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(2), session_id="other")
+        one = kv.inventory().find("one")
+        assert await kv.memory.num_held([one.last.head.id]) == {}
+        assert await kv.memory.bring(one) >= NUM_TOKENS
+        whole = NUM_TOKENS - NUM_TOKENS % 256
+
+        held: dict[str, int] = {}
+        async with asyncio.timeout(PATIENCE_S):
+            while held.get(one.last.head.id, 0) < whole:
+                held = await kv.memory.num_held([one.last.head.id])
+        use = await reused(supervisor, prompt(1), session_id="one")
+        assert use.num_tokens == NUM_TOKENS - 1
+
+
+async def test_what_is_over_leaves_memory_first(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), session_id="one")
+        await reused(supervisor, prompt(2), session_id="other")
+        await kept(kv, 2)
+        kv.hint(Whom(session_id="one"), None, is_over=True)
+        (channel,) = kv.loaded()
+        two_bytes = kv.inventory().view(kv.inventory().find("one")).disk_bytes * 2
+        channel.set_budget(HotBudget(num_bytes=two_bytes))
+        await reused(supervisor, prompt(3), session_id="third")
+        ids = {name: kv.inventory().find(name).last.head.id for name in ("one", "other")}
+        held = await kv.memory.num_held(ids.values())
+        assert held.get(ids["one"], 0) < held.get(ids["other"], 0)

@@ -18,6 +18,8 @@ import structlog
 
 from runtime import kv_sizes
 from runtime.cache.by_blocks.channel import BlockChannel
+from runtime.cache.by_blocks.inventory import Inventory
+from runtime.cache.by_blocks.memory import WorkersMemory
 from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
 from runtime.cache.deletion_log import DeletionLog, Receipt
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
@@ -70,6 +72,9 @@ class BlockKvStore:
         self._life = StoreLife[BlockStore](self, has_disk=settings.kv_disk)
         self._naming = Naming[BlockStore](settings, self._life, reader)
         self._channels: set[BlockChannel] = set()
+        self.memory = WorkersMemory(
+            self._life, self._channels, self._all_heads, settings.block_size
+        )
         self._deletions = DeletionLog()
         self._publishing: set[asyncio.Task[None]] = set()
         """Heads that were told and are being published, or turned away."""
@@ -155,6 +160,31 @@ class BlockKvStore:
 
     async def _remember(self, model: bytes, run: RunFigures) -> None:
         await self._life.attempt(lambda store: store.records.measured(model, run).result())
+
+    def inventory(self) -> Inventory:
+        """What is kept on disk, and in memory only where that has names of the store.
+
+        Raises:
+            StoreUnavailable: there is no store.
+        """
+        store = self._life.store
+        if store is None:
+            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
+        size, wall_s = self._settings.block_size, store.clock.wall_s
+        return Inventory(store.heads, size, store.secret, wall_s)
+
+    def hint(self, whom: Named, pause_s: float | None, *, is_over: bool) -> None:
+        """These conversations go on in so many seconds, or not at all."""
+        for heads in self._all_heads():
+            secret = b"" if heads is self._unnamed else self.secret
+            meant = _heads_meant(secret, whom, None)
+            with heads.lock:
+                ids = [i for i, one in heads.known.items() if meant.means(one.head)]
+            self.memory.hint(ids, pause_s, is_over=is_over)
+
+    def _all_heads(self) -> list[Heads]:
+        store = self._life.store
+        return [self._unnamed] if store is None else [self._unnamed, store.heads]
 
     # Deleting
 

@@ -1,0 +1,109 @@
+"""What the workers have in memory of conversations: asked for, brought, and awaited.
+
+It belongs to the event loop; heads are read in the store's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from runtime.cache.by_blocks.channel import BlockChannel
+from runtime.cache.by_blocks.inventory import Conversation
+from runtime.cache.by_blocks.opened import BlockStore
+from runtime.cache.lifecycle import StoreLife
+from runtime.kv_messages import Awaited, Recall
+from store.block_names import pack_ids
+from store.blocks.heads import Heads
+
+
+class HeadPath(NamedTuple):
+    """The names of the blocks of a head, and that of its end, in their order; so many tokens each
+    but the last.
+    """
+
+    model: bytes
+    names: tuple[bytes, ...]
+    num_tokens: int
+
+
+def path_of(heads: Heads, head_id: str) -> HeadPath | None:
+    """By what a head is found in memory; None once it is gone."""
+    with heads.lock:
+        known = heads.known.get(head_id)
+        if known is None:
+            return None
+        tree = heads.kept if known.path else heads.told
+        names = [key.name for key in tree.chain(known.last)][::-1]
+        if not names or known.end != names[-1]:
+            names.append(known.end)
+        return HeadPath(known.head.model, tuple(names), known.head.num_tokens)
+
+
+class WorkersMemory:
+    """`channels` are those of the workers there are, and `all_heads` the stores of heads."""
+
+    def __init__(
+        self,
+        life: StoreLife[BlockStore],
+        channels: Collection[BlockChannel],
+        all_heads: Callable[[], Sequence[Heads]],
+        block_size: int,
+    ) -> None:
+        self._life = life
+        self._channels = channels
+        self._all_heads = all_heads
+        self._block_size = block_size
+
+    def hint(self, head_ids: Collection[str], pause_s: float | None, *, is_over: bool) -> None:
+        """Conversations that end with these heads go on in so many seconds, or not at all."""
+        if pause_s is None and not is_over:
+            return
+        for path in self._paths(head_ids):
+            for channel in self._of(path.model):
+                channel.tell(Awaited(path.names, None if is_over else pause_s))
+
+    async def num_held(self, head_ids: Collection[str]) -> dict[str, int]:
+        """How many first tokens of these heads a worker has in memory; none of those that are not
+        here.
+        """
+        found: dict[str, int] = {}
+        for head_id in head_ids:
+            for path in self._paths([head_id]):
+                asking = [channel.in_memory(path.names) for channel in self._of(path.model)]
+                for there in await asyncio.gather(*asking):
+                    found[head_id] = max(found.get(head_id, 0), self._num_first(path, there))
+        return {head_id: num for head_id, num in found.items() if num}
+
+    async def bring(self, one: Conversation) -> int:
+        """Have the KV of a conversation in memory soon; its tokens, 0 where nobody could."""
+        head = one.last.head
+        channels = [channel for channel in self._channels if channel.model_hash == head.model]
+        read = (
+            await self._life.attempt(lambda store: store.heads.read(head.id)) if channels else None
+        )
+        if read is None:
+            return 0
+        for path in self._paths([head.id]):
+            num_tokens = head.num_tokens - head.num_tokens % self._block_size
+            token_ids = pack_ids(array("I", read.token_ids[:num_tokens]))
+            names = path.names[: num_tokens // self._block_size]
+            for channel in channels:
+                channel.tell(Recall(names, token_ids, head.owner.root))
+        return head.num_tokens
+
+    def _of(self, model: bytes) -> list[BlockChannel]:
+        return [one for one in self._channels if one.model_key == model]
+
+    def _paths(self, head_ids: Collection[str]) -> list[HeadPath]:
+        """Each in the store that has it."""
+        found = (path_of(heads, one) for one in head_ids for heads in self._all_heads())
+        return [path for path in found if path is not None]
+
+    def _num_first(self, path: HeadPath, there: Collection[bytes]) -> int:
+        for number, name in enumerate(path.names):
+            if name not in there:
+                return number * self._block_size
+        return path.num_tokens
