@@ -353,7 +353,7 @@ class Heads:
         known = self.known[head_id]
         with suppress(SlotDamaged, SlotMissing):
             owner, token_ids = known.head.owner, _read(known).token_ids
-            shared = self._num_shared(known, token_ids)
+            shared = self.num_shared(head_id, token_ids)
             self._deletions.append(Deletion(self.number, None, owner, token_ids, shared))
         return self._forget([head_id])
 
@@ -430,9 +430,10 @@ class Heads:
         if key in self.kept.blocks:
             self.set_cold(key, Sizes())
 
-    def _num_shared(self, known: KnownHead, token_ids: Sequence[int]) -> int:
-        """How many of a head's first tokens any other of its owner has."""
-        shared = 0
+    @_alone
+    def num_shared(self, head_id: str, token_ids: Sequence[int]) -> int:
+        """How many first tokens of a head any other of its owner has."""
+        known, shared = self.known[head_id], 0
         for other in self.known.values():
             if other.head.id != known.head.id and other.head.owner == known.head.owner:
                 with suppress(SlotDamaged, SlotMissing):

@@ -18,6 +18,7 @@ from runtime.models.catalog import Catalog
 from runtime.slot_events import HotBudget
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
+from store.blocks.head_file import KnownHead
 from store.keyed_names import Whom
 from tests.asking import PATIENCE_S, ask, worker_of
 from tests.tiny_models import write_model
@@ -272,3 +273,22 @@ async def test_what_is_over_leaves_memory_first(home: Path):
         ids = {name: kv.inventory().find(name).last.head.id for name in ("one", "other")}
         held = await kv.memory.num_held(ids.values())
         assert held.get(ids["one"], 0) < held.get(ids["other"], 0)
+
+
+def known_heads(kv: BlockKvStore) -> list[KnownHead]:
+    return [one for heads in kv.all_heads() for one in heads.known.values()]
+
+
+@pytest.mark.parametrize("has_disk", [True, False])
+async def test_a_conversation_without_a_session_is_deleted_by_its_head(home: Path, has_disk: bool):
+    """What others of them have as well stays."""
+    branch = TokenPrompt(token_ids=(*prompt(1).token_ids[:1024], *prompt(2, 400).token_ids))
+    async with serving(home, kv_disk=has_disk) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await reused(supervisor, branch)
+        await until(lambda: len(known_heads(kv)) >= 2, "both are known")
+        sizes = {one.head.num_tokens: one.head.id for one in known_heads(kv)}
+        assert await kv.delete_head(sizes[max(sizes)])
+        use = await reused(supervisor, prompt(1), mode="prefix")
+        assert use.num_tokens == 1024
+        assert (await reused(supervisor, branch)).num_tokens == len(branch.token_ids) - 1

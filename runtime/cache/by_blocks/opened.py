@@ -20,7 +20,7 @@ from runtime.kv_messages import Ended
 from store import ownership, upkeep
 from store.block_names import HashChain
 from store.blocks.cold_blocks import ColdBlocks
-from store.blocks.heads import Heads, Published, TurnedAway, Whom
+from store.blocks.heads import Heads, Published, TurnedAway
 from store.blocks.index import Index
 from store.blocks.room import Limits, Room
 from store.blocks.slots import BlockKey, Slots
@@ -137,10 +137,6 @@ class BlockStore:
         """A worker removed these slots, which were not as they were written."""
         self.counts["evicted_damaged"] += len(keys)
         self.heads.note(keys)
-
-    def delete(self, whom: Whom, number: int) -> list[BlockKey]:
-        """As `Heads.delete`, and with it what of that is in the cold store, if that answers."""
-        return self.heads.delete(whom, number)
 
     def bring(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """As `Room.bring`."""

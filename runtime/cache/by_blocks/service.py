@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import structlog
@@ -26,7 +26,7 @@ from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.worker_channel import Report
 from runtime.config.settings import Settings
-from runtime.errors import StoreUnavailable
+from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.kv_messages import (
     Allow,
     Allowance,
@@ -42,14 +42,16 @@ from runtime.models.identified import Identity
 from runtime.slot_events import Forget, HotBudget, RoomWanted, SliceLearned
 from runtime.types import ModelSpec
 from runtime.wire import KvOptions
-from store.block_names import HashChain
+from store.block_names import HashChain, pack_ids
 from store.blocks.head_file import Head, HeadFile, Owner
 from store.blocks.heads import Heads, Published, TurnedAway, Whom
 from store.blocks.room import Limits
 from store.blocks.slots import BlockKey, Slots
-from store.keyed_names import Asker, conversation_key, keyed_hash
+from store.keyed_names import Asker, Chain, conversation_key, keyed_hash
 from store.keyed_names import Whom as Named
 from store.types import ModelRow, RunFigures
+
+T = TypeVar("T")
 
 _OPEN_PATIENCE_S = 3.0
 _NAMES_PATIENCE_S = 60.0
@@ -72,9 +74,7 @@ class BlockKvStore:
         self._life = StoreLife[BlockStore](self, has_disk=settings.kv_disk)
         self._naming = Naming[BlockStore](settings, self._life, reader)
         self._channels: set[BlockChannel] = set()
-        self.memory = WorkersMemory(
-            self._life, self._channels, self._all_heads, settings.block_size
-        )
+        self.memory = WorkersMemory(self._life, self._channels, self.all_heads, settings.block_size)
         self._deletions = DeletionLog()
         self._publishing: set[asyncio.Task[None]] = set()
         """Heads that were told and are being published, or turned away."""
@@ -175,14 +175,15 @@ class BlockKvStore:
 
     def hint(self, whom: Named, pause_s: float | None, *, is_over: bool) -> None:
         """These conversations go on in so many seconds, or not at all."""
-        for heads in self._all_heads():
+        for heads in self.all_heads():
             secret = b"" if heads is self._unnamed else self.secret
             meant = _heads_meant(secret, whom, None)
             with heads.lock:
                 ids = [i for i, one in heads.known.items() if meant.means(one.head)]
             self.memory.hint(ids, pause_s, is_over=is_over)
 
-    def _all_heads(self) -> list[Heads]:
+    def all_heads(self) -> list[Heads]:
+        """Those of workers without names of a store, and those of the store."""
         store = self._life.store
         return [self._unnamed] if store is None else [self._unnamed, store.heads]
 
@@ -201,10 +202,50 @@ class BlockKvStore:
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
         gone = await self._life.attempt(
-            lambda store: store.delete(_heads_meant(store.secret, whom, models), number)
+            lambda store: store.heads.delete(_heads_meant(store.secret, whom, models), number)
         )
         is_deleted = gone is not None or not self._settings.kv_disk
         gone = [*(gone or ()), *self._unnamed.delete(_heads_meant(b"", whom, models), number)]
+        return await self._dropped(news, gone, is_deleted=is_deleted)
+
+    async def delete_head(self, head_id: str) -> int | None:
+        """The same of a conversation without a session id, which this head is.
+
+        Raises:
+            UnknownConversation: there is no such head.
+            StoreUnavailable: as `delete`.
+        """
+        await self.settled()
+        heads = next((one for one in self.all_heads() if head_id in one.known), None)
+        if heads is None:
+            message = f"The conversation {head_id} has gone meanwhile."
+            raise UnknownConversation(message, "conversation")
+
+        def whose() -> tuple[Named, bytes]:
+            head, token_ids = heads.read(head_id)
+            shared, root = heads.num_shared(head_id, token_ids), head.owner.root
+            size = self._settings.block_size
+            chain = Chain(pack_ids(token_ids), shared, shared, root, size)
+            return Named(model=head.name, chain=chain), head.model
+
+        found = await self._with(heads, whose)
+        if found is None:
+            raise StoreUnavailable(f"The store fails: {self.status.message}.")
+        whom, model = found
+        news = self._deletions.record(whom, self.secret, {model})
+        gone = await self._with(heads, lambda: heads.delete_head(head_id, news.number))
+        return await self._dropped(news, gone or (), is_deleted=gone is not None)
+
+    async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
+        """What is done to the store's heads is done in its thread; None where it fails."""
+        if heads is self._unnamed:
+            return work()
+        return await self._life.attempt(lambda _: work())
+
+    async def _dropped(
+        self, news: Forget, gone: Iterable[BlockKey], *, is_deleted: bool
+    ) -> int | None:
+        """Have the workers keep nothing of what was deleted; how many pieces they had of it."""
         by_model: dict[bytes, list[bytes]] = {}
         for key in gone:
             by_model.setdefault(key.model, []).append(key.name)
