@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, ma
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.owned import Merged, News, OpenStore
 from runtime.cache.publisher import Publisher
+from runtime.cache.request_rows import RequestRows
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
 from runtime.cache.unread_slots import BadSlots, Promotions
@@ -59,7 +59,7 @@ from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.errors import StoreError
 from store.recovery import Recovery
-from store.types import ModelRow, RequestRow, RunFigures
+from store.types import ModelRow, RunFigures
 
 T = TypeVar("T")
 
@@ -75,10 +75,6 @@ _TOUCH_S = 1.0
 _CAP_S = 1.0
 _MAKE_ROOM_S = 30.0
 """A disk that others fill is no reason to throw everything away at once."""
-
-_WRITE_ROWS_S = 5.0
-_MAX_WAITING_ROWS = 1000
-"""While the store fails the oldest are dropped: nobody waits for them."""
 
 _TROUBLES = frozenset({"full", "failed"})
 
@@ -100,7 +96,7 @@ class KvStore:
         self._retired: dict[str, KvCounts] = {}
         self._disk = DiskFigures()
         self.publisher = Publisher(self._life, self._channels, self._on_published)
-        self.requests = RequestRows(self._life)
+        self.requests = RequestRows[OpenStore](self._life)
         naming = Naming[OpenStore](settings, self._life, reader)
         self._welcome = WorkerAttachment(settings, self._life, naming, self._on_named)
         self._promotions = Promotions(self._life, self._tell)
@@ -415,28 +411,3 @@ class KvStore:
                 channel.tell(news)
             elif channel.model_hash == news.model:
                 channel.tell(news.told)
-
-
-class RequestRows:
-    """Belongs to the event loop."""
-
-    def __init__(self, life: StoreLife[OpenStore]) -> None:
-        self._life = life
-        self._waiting: deque[RequestRow] = deque(maxlen=_MAX_WAITING_ROWS)
-        self._writing: asyncio.Task[None] | None = None
-
-    def add(self, row: RequestRow) -> None:
-        """Remember a finished request; without a store it is forgotten."""
-        if self._life.store is None:
-            return
-        self._waiting.append(row)
-        if self._writing is None or self._writing.done():
-            self._writing = self._life.spawn(self._write())
-
-    async def _write(self) -> None:
-        await self._life.pause(_WRITE_ROWS_S)
-        rows = list(self._waiting)
-        self._waiting.clear()
-        await self._life.attempt(
-            lambda store: store.records.add_requests(rows, store.clock.now_s()).result()
-        )

@@ -75,6 +75,11 @@ class Room:
         self.allowed: Counter[str] = Counter()
         """Bytes that each worker may write and has not said that it wrote."""
 
+    @property
+    def warm_bytes(self) -> int:
+        """What the fast disk may have at most."""
+        return self._limits.warm_bytes
+
     # Allowances
 
     def allow(self, worker: str, num_bytes: int) -> int:

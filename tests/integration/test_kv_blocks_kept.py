@@ -292,3 +292,20 @@ async def test_a_conversation_without_a_session_is_deleted_by_its_head(home: Pat
         use = await reused(supervisor, prompt(1), mode="prefix")
         assert use.num_tokens == 1024
         assert (await reused(supervisor, branch)).num_tokens == len(branch.token_ids) - 1
+
+
+async def test_what_is_kept_is_counted(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        await kv.refresh()
+        figures = kv.figures()
+        (tier,) = figures.disk.tiers
+        assert (tier.model, tier.tier) == ("m", "warm")
+        assert (tier.num_slots, tier.num_tokens) == (5, 5 * 256)
+        assert tier.disk_bytes >= 5 * 256
+        assert figures.is_up
+        assert figures.store["published_heads"] == 1
+        num_computed = figures.models["m"].num_computed_tokens
+    assert kv.figures().models["m"].num_computed_tokens >= num_computed
+    assert kv.figures().models["m"].hot_bytes == 0

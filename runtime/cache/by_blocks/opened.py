@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import structlog
 
@@ -37,6 +37,7 @@ from store.ownership import Ownership
 from store.records import Records
 from store.temp_names import TEMPORARY
 from store.turns import TURNS
+from store.types import Tier
 
 INDEX = "blocks.db"
 SLOTS = "slots"
@@ -100,6 +101,19 @@ class BlockStore:
         """Whether there is a head of these models."""
         with self.heads.lock:
             return any(one.head.model in models for one in self.heads.known.values())
+
+    def totals(self) -> dict[tuple[bytes, Tier], tuple[int, int, int]]:
+        """How many slots each model has in each tier, of how many tokens, and what they take."""
+        sums: dict[tuple[bytes, Tier], tuple[int, int, int]] = {}
+        with self.heads.lock:
+            for key, block in self.heads.kept.blocks.items():
+                if block.sizes.tier != "missing":
+                    is_warm = block.sizes.tier == "warm"
+                    where = key.model, cast("Tier", block.sizes.tier)
+                    num, num_tokens, num_bytes = sums.get(where, (0, 0, 0))
+                    num_bytes += block.sizes.warm if is_warm else block.sizes.cold
+                    sums[where] = num + 1, num_tokens + self._block_size, num_bytes
+        return sums
 
     def close(self) -> None:
         """Finish what was submitted, mark the index as properly closed, let others own it."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 import structlog
+from msgspec import structs
 
 from runtime import kv_sizes
 from runtime.cache.by_blocks.channel import BlockChannel
@@ -22,8 +23,11 @@ from runtime.cache.by_blocks.inventory import Inventory
 from runtime.cache.by_blocks.memory import WorkersMemory
 from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
 from runtime.cache.deletion_log import DeletionLog, Receipt
+from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, TierFigure, added
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
+from runtime.cache.maintenance import floor_of
 from runtime.cache.naming import Naming, Reader
+from runtime.cache.request_rows import RequestRows
 from runtime.cache.worker_channel import Report
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
@@ -41,7 +45,7 @@ from runtime.kv_messages import (
 from runtime.models.identified import Identity
 from runtime.slot_events import Forget, HotBudget, RoomWanted, SliceLearned
 from runtime.types import ModelSpec
-from runtime.wire import KvOptions
+from runtime.wire import KvCounts, KvOptions
 from store.block_names import HashChain, pack_ids
 from store.blocks.head_file import Head, HeadFile, Owner
 from store.blocks.heads import Heads, Published, TurnedAway, Whom
@@ -50,6 +54,7 @@ from store.blocks.slots import BlockKey, Slots
 from store.keyed_names import Asker, Chain, conversation_key, keyed_hash
 from store.keyed_names import Whom as Named
 from store.types import ModelRow, RunFigures
+from store.upkeep import disk_room
 
 T = TypeVar("T")
 
@@ -72,6 +77,9 @@ class BlockKvStore:
     def __init__(self, settings: Settings, reader: Reader = Identity.read) -> None:
         self._settings = settings
         self._life = StoreLife[BlockStore](self, has_disk=settings.kv_disk)
+        self.requests = RequestRows[BlockStore](self._life)
+        self._retired: dict[str, KvCounts] = {}
+        self._disk = DiskFigures()
         self._naming = Naming[BlockStore](settings, self._life, reader)
         self._channels: set[BlockChannel] = set()
         self.memory = WorkersMemory(self._life, self._channels, self.all_heads, settings.block_size)
@@ -160,6 +168,30 @@ class BlockKvStore:
 
     async def _remember(self, model: bytes, run: RunFigures) -> None:
         await self._life.attempt(lambda store: store.records.measured(model, run).result())
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether long work is to come to its end."""
+        return self._life.stopping.is_set()
+
+    def loaded_models(self) -> frozenset[bytes]:
+        """The model hashes of the workers there are, as far as they are known."""
+        return frozenset(one.model_hash for one in self._channels if one.has_disk)
+
+    async def refresh(self) -> None:
+        """Count what is on disk, for `figures`."""
+        self._disk = await self._life.attempt(_disk_figures) or DiskFigures()
+
+    def figures(self) -> KvFigures:
+        """All counters as they are now."""
+        models = dict(self._retired)
+        for channel in self._channels:
+            model = channel.spec.id
+            models[model] = added(models.get(model, KvCounts()), channel.counts)
+        store = self._life.store
+        counts = dict(store.counts) if store is not None else {}
+        is_up = self.status.state == "ok" if self.status.state != "off" else None
+        return KvFigures(models, counts, self._disk, self._life.reach.is_away, is_up)
 
     def inventory(self) -> Inventory:
         """What is kept on disk, and in memory only where that has names of the store.
@@ -330,6 +362,8 @@ class BlockKvStore:
     def leave(self, channel: BlockChannel) -> None:
         """A worker is gone, and with it what was in its memory."""
         self._channels.discard(channel)
+        model, counts = channel.spec.id, structs.replace(channel.counts, **GAUGES)
+        self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
         self._unnamed.leave_memory(channel.names)
         self._life.spawn(self._leave(channel, time.time()))
 
@@ -491,6 +525,17 @@ class BlockKvStore:
     async def chore(self, work: Callable[[BlockStore], Iterable[BlockKey]]) -> None:
         """Do long work in the thread for it; what it says is gone leaves the workers' memory."""
         self._drop(await self._life.attempt(work, "promote") or ())
+
+
+def _disk_figures(store: BlockStore) -> DiskFigures:
+    """What is on disk now. Raises StoreError."""
+    labels = {row.hash: row.label for row in store.records.models()}
+    tiers = tuple(
+        TierFigure(labels.get(model) or model.hex()[:16], tier, *sums)
+        for (model, tier), sums in store.totals().items()
+    )
+    room = disk_room(store.root)
+    return DiskFigures(tiers, room.free_bytes, floor_of(room), store.room.warm_bytes)
 
 
 def _limits_of(settings: Settings) -> Limits:
