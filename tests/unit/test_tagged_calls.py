@@ -151,3 +151,20 @@ def test_of_a_call_that_is_cut_off_inside_of_a_value_nothing_is_told(name: str):
     for end in range(turn.index("An example"), turn.index("End.")):
         said = read(name, turn[:end], is_cut=True)
         assert (said.calls, said.text, said.notes) == ((), "", ("unclosed_tool_call",))
+
+
+@pytest.mark.parametrize(
+    ("family", "turn"),
+    [
+        ("json_tools", '{"name": "write", "arguments": {}}\n</tool_call>'),
+        ("glm47", "write<arg_key>path</arg_key><arg_value>a</arg_value></tool_call>"),
+        ("mistral", 'write[ARGS]{"path": "a"}'),
+        ("deepseek_v31", '<｜tool▁call▁begin｜>write<｜tool▁sep｜>{"path": "a"}'),
+    ],
+)
+def test_a_call_without_its_first_mark_is_text_and_told(family: str, turn: str):
+    spoken = speaking(FAMILIES[family], Dialect())
+    said = told([turn], spoken, WRITE)
+    assert told(list(turn), spoken, WRITE) == said
+    assert (said.text, said.calls, said.notes) == (turn, (), ("unread_tool_call",))
+    assert told(["a word of </tool_call"], spoken, WRITE).notes == ()

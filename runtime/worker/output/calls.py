@@ -28,6 +28,8 @@ MALFORMED = "malformed_tool_call"
 UNCLOSED = "unclosed_tool_call"
 """The answer ended inside of a call."""
 UNKNOWN = "unknown_tool"
+UNREAD = "unread_tool_call"
+"""There is a mark in the text that ends a call or stands in it, and no call begins there."""
 REFUSED = "refused_tool_call"
 """It calls one of the tools that must not be called now."""
 REPAIRED = "repaired_tool_call"
@@ -66,6 +68,11 @@ class CallReader:
         self.given_ids: tuple[str, ...] = ()
         """The ids of the first calls; the others have the model's, or new ones."""
         self.notes: list[str] = []
+
+    @property
+    def inner_marks(self) -> tuple[str, ...]:
+        """As `Family.inner_marks`."""
+        return self._family.inner_marks if self._family is not None else ()
 
     @property
     def is_full(self) -> bool:

@@ -78,6 +78,17 @@ class Family:
             isinstance(self.form, Objects) and not self.form.is_list
         )
 
+    @property
+    def inner_marks(self) -> tuple[str, ...]:
+        """Marks of tags or brackets that stand within sections only, or end them."""
+        inner = (self.form.head_end, *self.form.call_ends) if isinstance(self.form, Headed) else ()
+        starts = {self.start, *self.bare}
+        return tuple(
+            mark
+            for mark in (self.end, *inner)
+            if mark.startswith(("<", "[")) and mark not in starts
+        )
+
     def read(self, scan: Scan, tools: RequestTools) -> Reading:
         """The calls of a section whose opening mark, if it has any, is the text's beginning."""
         return _READERS[type(self.form)](scan, self.form, tools)

@@ -18,7 +18,7 @@ from runtime.types import (
     TextWasReasoning,
     TokenLogprobs,
 )
-from runtime.worker.output.calls import CallReader, Section
+from runtime.worker.output.calls import UNREAD, CallReader, Section
 from runtime.worker.output.dialect import (
     ANSWER,
     HEADER,
@@ -126,6 +126,9 @@ class OutputParser:
         self._in_calls = False
         is_at_start = reasoning != "begun" and not is_constrained
         self._may_be_call = self._has_tools and bool(dialect.first) and is_at_start
+        self._strays = self._calls.inner_marks if self._has_tools and not is_constrained else ()
+        self._said = ""
+        """The end of the text, as long as the beginning of a mark may be."""
         self._has_text = False
         self._pending = ""
         self._header = ""
@@ -361,11 +364,20 @@ class OutputParser:
             self._has_spoken |= self._has_text
             self._may_be_call &= not self._has_spoken
             self._num_backticks += text.count("`")
+            self._watch(text)
             if self._is_constrained and state != ANSWER:
                 self._begin_answer()
         if state == START and self._expected is not None:
             text, state = self._expected.add(text), REASONING
         return [self._delta(state, text)] if text else []
+
+    def _watch(self, text: str) -> None:
+        """Text with a mark that stands inside of calls only is a call that nothing began."""
+        if self._strays and UNREAD not in self._notes:
+            self._said += text
+            if any(mark in self._said for mark in self._strays):
+                self._notes.append(UNREAD)
+            self._said = self._said[-max(map(len, self._strays)) :]
 
     def _begin_answer(self) -> None:
         """From the first text of a constrained answer on, it is all answer."""
