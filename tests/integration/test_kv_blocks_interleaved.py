@@ -23,7 +23,7 @@ from runtime.types import CacheParams, TokenPrompt
 from store.block_names import num_common
 from store.blocks.slots import BlockKey
 from store.keyed_names import Whom
-from tests.asking import Answer, ask, worker_of
+from tests.asking import Answer, answer, ask, request, worker_of
 from tests.integration.test_kv_blocks_kept import serving
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -115,9 +115,9 @@ class World:
         prompt = turn.token_ids
         least, most = self.record.shared(turn, is_kept=True), self.record.shared(turn)
         plain = await self.ask(turn, CacheParams(mode="off"))
-        answer = await self.ask(turn, wish_of(turn))
-        assert answer.text == plain.text
-        use = answer.finished.usage.cache
+        said = await self.ask(turn, wish_of(turn))
+        assert said.text == plain.text
+        use = said.finished.usage.cache
         num = use.num_tokens
         assert num <= most, f"{num} of {prompt} are reused, and {most} may be"
         if use.reason != "slower_than_prefill":  # the model is tiny
@@ -165,11 +165,13 @@ class World:
         session, is_private = self.session(), self.dice.random() < 0.3
         prompt = tuple(self.dice.randrange(9, 400) for _ in range(self.dice.randrange(30, 90)))
         turn = Said(self.dice.choice(NAMES), "", session, prompt, is_private)
-        asking = asyncio.create_task(self.ask(turn, wish_of(turn)))
+        tokens = TokenPrompt(token_ids=prompt)
+        asked = request(tokens, model=turn.model, max_tokens=1, cache=wish_of(turn))
+        generation = self.supervisor.submit(asked)  # it came before the deletion
         for _ in range(self.dice.randrange(4)):
             await asyncio.sleep(0)
         await self.kv.delete(Whom(session_id=session))
-        await asking
+        await answer(generation)
         self.record.deleted.append(turn)
 
     async def kill(self) -> None:

@@ -375,23 +375,15 @@ class Tiers:
         names, end_name = tuple(cursor.block_hashes[: end // size]), cursor.name_at(chain, end)
         continues, cursor.continues = cursor.continues, end_name
         cursor.num_told = end
-        token_ids, head_id = array("I", cursor.token_ids[:end]), uuid4().hex
-        told = Ended(
-            head_id=head_id,
-            received=cursor.after_deletion,
-            asker=cursor.asker,
-            tenant=cursor.tenant,
-            ends=tuple(sorted(at for at in cursor.ends if at <= end)),
-            continues=continues,
-        )
         is_kept = on_disk and cursor.ttl_s != 0
         if self._disk is None or not self._state.model_hash or not is_kept:
-            self._report(structs.replace(told, token_ids=token_ids.tobytes()))
+            self._tell_in_memory(cursor, end, continues)
             return
+        token_ids, told = array("I", cursor.token_ids[:end]), _told(cursor, end, continues)
         _, ttl_s = cursor.worth(0)
         owner = owner_of(self._disk.secret, cursor)
         head = Head(
-            id=head_id,
+            id=told.head_id,
             model=self._state.model_hash,
             owner=owner,
             num_tokens=end,
@@ -411,6 +403,12 @@ class Tiers:
             end=self._end(end_name, is_block=not end % size),
         )
         self._disk.writer.put_head(job)
+
+    def _tell_in_memory(self, cursor: CacheCursor, end: int, continues: bytes) -> None:
+        """Tell the first `end` tokens of a cursor as a head of which nothing is on disk."""
+        token_ids = array("I", cursor.token_ids[:end])
+        told = _told(cursor, end, continues)
+        self._report(structs.replace(told, token_ids=token_ids.tobytes()))
 
     def _end(self, name: bytes, *, is_block: bool) -> Packed | None:
         """What is to be written behind the last whole block, or of a state at its end."""
@@ -510,6 +508,18 @@ class Tiers:
             if self.memory.num_bytes < min(self._prewarm_bytes, self.memory.budget_bytes):
                 self._finder.begin(cursor)
                 self._recalling = cursor
+
+
+def _told(cursor: CacheCursor, end: int, continues: bytes) -> Ended:
+    """What is told of the first tokens of a cursor, but for themselves."""
+    return Ended(
+        head_id=uuid4().hex,
+        received=cursor.after_deletion,
+        asker=cursor.asker,
+        tenant=cursor.tenant,
+        ends=tuple(sorted(at for at in cursor.ends if at <= end)),
+        continues=continues,
+    )
 
 
 def owner_of(secret: bytes, cursor: CacheCursor) -> Owner:
