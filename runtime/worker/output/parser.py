@@ -127,6 +127,7 @@ class OutputParser:
         is_at_start = reasoning != "begun" and not is_constrained
         self._may_be_call = self._has_tools and bool(dialect.first) and is_at_start
         self._strays = self._calls.inner_marks if self._has_tools and not is_constrained else ()
+        self._has_stray = False
         self._said = ""
         """The end of the text, as long as the beginning of a mark may be."""
         self._has_text = False
@@ -169,7 +170,8 @@ class OutputParser:
     @property
     def notes(self) -> tuple[str, ...]:
         """Machine-readable remarks on what was odd."""
-        return (*self._notes, *self._calls.notes)
+        unread = (UNREAD,) if self._has_stray and not self.num_tool_calls else ()
+        return (*self._notes, *self._calls.notes, *unread)
 
     def give_call_ids(self, ids: tuple[str, ...]) -> None:
         """Its first calls have these ids: they are told again."""
@@ -372,11 +374,10 @@ class OutputParser:
         return [self._delta(state, text)] if text else []
 
     def _watch(self, text: str) -> None:
-        """Text with a mark that stands inside of calls only is a call that nothing began."""
-        if self._strays and UNREAD not in self._notes:
+        """Text with a mark that stands inside of calls only may be a call that nothing began."""
+        if self._strays and not self._has_stray:
             self._said += text
-            if any(mark in self._said for mark in self._strays):
-                self._notes.append(UNREAD)
+            self._has_stray = any(mark in self._said for mark in self._strays)
             self._said = self._said[-max(map(len, self._strays)) :]
 
     def _begin_answer(self) -> None:
