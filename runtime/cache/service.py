@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import psutil
 import structlog
 
-from runtime import kv_sizes
 from runtime.cache.attachment import WorkerAttachment
 from runtime.cache.channel import KvChannel
 from runtime.cache.deletion_log import Models, Receipt
@@ -32,7 +30,7 @@ from runtime.cache.request_rows import RequestRows
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
 from runtime.cache.unread_slots import BadSlots, Promotions
-from runtime.cache.worker_channel import Report
+from runtime.cache.worker_channel import Report, options_of
 from runtime.cache.worker_memory import WorkerMemory
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
@@ -294,23 +292,7 @@ class KvStore:
 
     def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions:
         """What a worker for this model is loaded with."""
-        settings, form = self._settings, self._settings.kv_form_of(spec.id)
-        memory_bytes = psutil.virtual_memory().total
-        if budget is None:
-            hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
-            budget = HotBudget(num_bytes=hot_bytes)
-        return KvOptions(
-            root=str(settings.kv_root) if settings.kv_disk else None,
-            block_size=settings.block_size,
-            hot_bytes=budget.num_bytes,
-            pool_bytes=budget.pool_bytes,
-            most_bytes=budget.most_bytes,
-            prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
-            queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
-            kv_bits=form.kv_bits,
-            kv_start=form.kv_start,
-            secret=self._life.secret,
-        )
+        return options_of(self._settings, spec, budget, self._life.secret)
 
     def join(self, channel: KvChannel) -> None:
         """A worker is loading: tell it what is on disk of its model, if there is a store yet."""

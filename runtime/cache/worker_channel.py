@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from runtime import kv_messages, slot_events
+import psutil
+
+from runtime import kv_messages, kv_sizes, slot_events
 from runtime.cache.deletion_log import Receipt
+from runtime.config.settings import Settings
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
 from runtime.slot_events import HotBudget
@@ -26,6 +30,29 @@ Send = Callable[[Any], None]
 
 Report = slot_events.KvReport | kv_messages.KvReport
 """What workers report."""
+
+
+def options_of(
+    settings: Settings, spec: ModelSpec, budget: HotBudget | None, secret: bytes
+) -> KvOptions:
+    """What a worker for this model is loaded with; without a `budget` its KV has what is usual."""
+    form, memory_bytes = settings.kv_form_of(spec.id), psutil.virtual_memory().total
+    if budget is None:
+        hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
+        budget = HotBudget(num_bytes=hot_bytes)
+    return KvOptions(
+        root=str(settings.kv_root) if settings.kv_disk else None,
+        block_size=settings.block_size,
+        hot_bytes=budget.num_bytes,
+        pool_bytes=budget.pool_bytes,
+        most_bytes=budget.most_bytes,
+        prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
+        queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
+        kv_bits=form.kv_bits,
+        kv_start=form.kv_start,
+        secret=secret,
+        has_cold=settings.cold_store is not None,
+    )
 
 
 class KvServer(Protocol):
@@ -49,7 +76,7 @@ class ChannelServer(Protocol):
     async def is_open(self) -> bool: ...
 
 
-class WorkerChannel:
+class WorkerChannel(ABC):
     """Between one worker and the store; it belongs to the event loop.
 
     First `options()`, then `open()` once the worker was told to load, then events, then `close()`.
@@ -117,21 +144,21 @@ class WorkerChannel:
             self.send = None
             self.closed()
 
+    @abstractmethod
     def on_event(self, event: Report) -> None:
         """The worker reports."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measured(self, run: RunFigures) -> None:
         """What the worker's run showed so far, for next time. Call it before `close()`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opened(self) -> None:
         """The worker hears from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closed(self) -> None:
         """It hears no more."""
-        raise NotImplementedError
 
     async def told(self) -> None:
         """The worker has read the model's files: wait until it was told what is on disk.

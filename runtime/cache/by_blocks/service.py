@@ -28,7 +28,7 @@ from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import floor_of
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.request_rows import RequestRows
-from runtime.cache.worker_channel import Report
+from runtime.cache.worker_channel import Report, options_of
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.kv_messages import (
@@ -329,24 +329,7 @@ class BlockKvStore:
 
     def options(self, spec: ModelSpec, budget: HotBudget | None) -> KvOptions:
         """What a worker for this model is loaded with."""
-        settings, form = self._settings, self._settings.kv_form_of(spec.id)
-        memory_bytes = psutil.virtual_memory().total
-        if budget is None:
-            hot_bytes = settings.hot_bytes or kv_sizes.hot_budget(memory_bytes, spec.nbytes)
-            budget = HotBudget(num_bytes=hot_bytes)
-        return KvOptions(
-            root=str(settings.kv_root) if settings.kv_disk else None,
-            block_size=settings.block_size,
-            hot_bytes=budget.num_bytes,
-            pool_bytes=budget.pool_bytes,
-            most_bytes=budget.most_bytes,
-            prewarm_bytes=int(budget.num_bytes * settings.prewarm_share),
-            queue_bytes=settings.kv_write_queue_bytes or kv_sizes.queue_budget(memory_bytes),
-            kv_bits=form.kv_bits,
-            kv_start=form.kv_start,
-            secret=self._life.secret,
-            has_cold=settings.cold_store is not None,
-        )
+        return options_of(self._settings, spec, budget, self._life.secret)
 
     def join(self, channel: BlockChannel) -> None:
         """A worker is loading: tell it by what names it finds its KV, if there is a store yet.
