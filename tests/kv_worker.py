@@ -22,6 +22,7 @@ from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.tiers import Disk, Tiers, folders
 from runtime.kv.by_blocks.writer import AllowedBytes, Staged, Writer, Written
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.deletions import Deletions
 from runtime.kv_messages import (
     Allow,
     Allowance,
@@ -150,7 +151,7 @@ class KvWorker:
         self.writer: Writer | None = None
         self.heads: Heads | None = None
         disk = self._disk(root) if root is not None else None
-        self.tiers = Tiers(self.state, disk, self.inbox.put, checks=True)
+        self.tiers = Tiers(self.state, disk, Deletions(), self.inbox.put, checks=True)
         self.tiers.hear(Opened(model_hash=MODEL, secret=SECRET))
         self.state.model_hash = MODEL
 

@@ -243,6 +243,7 @@ class Worker:
             return by_blocks.Tiers(
                 state,
                 disk,
+                self._turns.deletions,
                 report,
                 has_cold=options.has_cold,
                 prewarm_bytes=options.prewarm_bytes,

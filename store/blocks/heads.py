@@ -207,7 +207,8 @@ class Heads:
     ) -> TurnedAway:
         there = (self.kept.blocks, self.told.blocks)
         gone = [one for one in blocks if not any(one in blocks for blocks in there)]
-        self._leave((one, Block(None)) for one in blocks if path is not None)
+        if self._folder is not None:  # of one told with its tokens some may be written, too
+            self._leave((one, Block(None)) for one in blocks)
         with suppress(StoreFull, StoreFailed):  # what stays goes with what leaves next
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -388,15 +389,16 @@ class Heads:
         ]
 
     @_alone
-    def sweep(self, before_s: float) -> list[BlockKey]:
-        """Remove slots through which no head goes, and which were written before that time of the
-        wall clock; these.
+    def sweep(self, model: bytes, before_s: float) -> list[BlockKey]:
+        """Remove slots of a model through which no head goes, and which were written before that
+        time of the wall clock; these.
 
-        A worker that ends in the middle of a turn leaves them behind. A turn that goes on and found
-        one of them there is told that it lacks it.
+        A worker that ends in the middle of a turn leaves them behind. What others write may be
+        without a head until their turns end.
         """
         unowned = self._compare()
-        gone = [one for one in unowned if self.slots.written_s(one) < before_s]
+        own = [one for one in unowned if one.model == model]
+        gone = [one for one in own if self.slots.written_s(one) < before_s]
         self.unowned_bytes = sum(unowned.values()) - sum(unowned[one] for one in gone)
         self._leave((one, Block(None)) for one in gone)
         return self._drop()

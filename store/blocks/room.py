@@ -103,11 +103,11 @@ class Room:
         if known is not None and known.path is not None:
             self._thin(known)
 
-    def leave(self, worker: str, before_s: float) -> list[BlockKey]:
-        """A worker is gone: its allowance comes back, once what it left behind is removed that was
-        written before that time of the wall clock. The blocks that leave.
+    def leave(self, worker: str, model: bytes, before_s: float) -> list[BlockKey]:
+        """A worker is gone: its allowance comes back, once what it left behind of a model is
+        removed that was written before that time of the wall clock. The blocks that leave.
         """
-        gone = self._heads.sweep(before_s)
+        gone = self._heads.sweep(model, before_s)
         self.allowed.pop(worker, None)
         return gone
 

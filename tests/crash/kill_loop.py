@@ -104,6 +104,11 @@ class Spoken(Talk):
     pending: str | None = None
 
 
+def sizes_in(root: Path) -> dict[str, int]:
+    """By the name of each file of a store, its bytes."""
+    return {one.name: one.stat().st_size for one in root.rglob("*") if one.is_file()}
+
+
 class KillLoop:
     """One home, whose server is killed. Everything is decided by `seed`, but for the timing."""
 
@@ -275,7 +280,8 @@ class KillLoop:
             deeds = [self.answering(server, one) for one in self.some(2)]
             self.killed(server, deeds)
         self.is_capped = False
-        assert bytes_at_once(self.root) <= cap, "more than the cap"
+        num = bytes_at_once(self.root)
+        assert num <= cap, f"{num} bytes: {sizes_in(self.root)}"
         rows = slot_names(self.root)  # what is evicted loses its row before its file
         files = [one for one in self.files() if one.stem in rows and is_served(one)]
         there = [(one.stem in before, read_header(one).start, tokens_of(one)) for one in files]

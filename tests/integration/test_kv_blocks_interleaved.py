@@ -64,6 +64,12 @@ class Record:
         return min(max(there, default=0), len(prompt) - 1)
 
 
+def told(turn: Said) -> str:
+    kind = "private " if turn.is_private else ""
+    tokens = f"{len(turn.token_ids)} tokens from {turn.token_ids[:3]}"
+    return f"{kind}{turn.session} of {turn.tenant!r} to {turn.model}, {tokens}"
+
+
 def wish_of(turn: Said) -> CacheParams:
     ttl_s = 0.0 if turn.is_private else 3600.0
     return CacheParams(session_id=turn.session, tenant=turn.tenant, ttl_s=ttl_s)
@@ -80,6 +86,8 @@ class World:
         self.record = Record()
         self.num_sessions = 0
         self.has_killed = False
+        self.journal: list[str] = []
+        """What was done, for who reads of a failure."""
         self.stack = AsyncExitStack()
         self.supervisor: Supervisor
         self.kv: BlockKvStore
@@ -119,6 +127,7 @@ class World:
         assert said.text == plain.text
         use = said.finished.usage.cache
         num = use.num_tokens
+        self.journal.append(f"{told(turn)}: {num} reused, {least} to {most} allowed, {use.reason}")
         assert num <= most, f"{num} of {prompt} are reused, and {most} may be"
         if use.reason != "slower_than_prefill":  # the model is tiny
             assert num >= least - least % BLOCK, f"{use}: {least} of {prompt} are kept"
@@ -146,6 +155,7 @@ class World:
                         return False
             return True
 
+        self.journal.append("settle")
         await until(is_there, "all of it is published")
         loaded = {one.spec.id for one in self.kv.loaded()}
         for one in self.record.said:
@@ -155,6 +165,7 @@ class World:
         if not self.record.said:
             return
         session = self.dice.choice(self.record.said).session
+        self.journal.append(f"delete {session}")
         await self.kv.delete(Whom(session_id=session))
         said = self.record.said
         self.record.deleted += [one for one in said if one.session == session]
@@ -167,6 +178,7 @@ class World:
         turn = Said(self.dice.choice(NAMES), "", session, prompt, is_private)
         tokens = TokenPrompt(token_ids=prompt)
         asked = request(tokens, model=turn.model, max_tokens=1, cache=wish_of(turn))
+        self.journal.append(f"deleted meanwhile: {told(turn)}")
         generation = self.supervisor.submit(asked)  # it came before the deletion
         for _ in range(self.dice.randrange(4)):
             await asyncio.sleep(0)
@@ -181,11 +193,13 @@ class World:
         await self.settle()
         self.has_killed = True
         for channel in self.kv.loaded():
+            self.journal.append(f"kill {channel.spec.id}")
             pid = worker_of(self.supervisor, channel.spec.id).pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
     async def restart(self) -> None:
+        self.journal.append("restart")
         await self.stack.aclose()
         self.has_killed = False
         for one in self.record.said:
@@ -204,5 +218,8 @@ async def test_nothing_deleted_comes_back_and_nothing_kept_is_lost(tmp_path: Pat
     try:
         for _ in range(NUM_STEPS):
             await world.dice.choice(steps)()
+    except BaseException as error:
+        error.add_note("\n".join(world.journal))
+        raise
     finally:
         await world.stack.aclose()

@@ -20,7 +20,7 @@ from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
 from store.blocks.head_file import KnownHead
 from store.keyed_names import Whom
-from tests.asking import PATIENCE_S, ask, worker_of
+from tests.asking import PATIENCE_S, answer, ask, request, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -137,6 +137,29 @@ async def test_a_request_that_came_before_the_deletion_leaves_nothing(home: Path
         assert kv.store is not None
         assert {one.head.num_tokens for one in kv.store.heads.known.values()} == {NUM_TOKENS + 2}
         assert (await reused(supervisor, prompt(1), session_id="new")).num_tokens == 0
+
+
+async def test_nobody_finds_what_was_deleted_while_it_waited_for_its_model(home: Path):
+    async with serving(home) as (supervisor, kv):
+        goes = CacheParams(session_id="goes")
+        waiting = supervisor.submit(request(prompt(1), max_tokens=2, cache=goes))
+        await kv.delete(Whom(session_id="goes"))
+        other = CacheParams(session_id="other")
+        behind = supervisor.submit(request(prompt(1), max_tokens=2, cache=other))
+        await answer(waiting)
+        use = (await answer(behind)).finished.usage.cache
+        assert (use.tier, use.num_tokens) == ("none", 0)
+
+
+@pytest.mark.parametrize("num_pauses", [0, 3, 10, 30])
+async def test_of_what_is_deleted_while_it_is_written_no_slot_stays(home: Path, num_pauses: int):
+    async with serving(home, block_size=16) as (supervisor, kv):
+        assert (await reused(supervisor, prompt(2), session_id="goes")).tier == "none"
+        for _ in range(num_pauses):  # writing comes a little further each time
+            await kv.loaded()[0].in_memory(())
+        await kv.delete(Whom(session_id="goes"))
+        assert [*(home / "kv" / "slots").rglob("*.safetensors")] == []
+        assert num_heads(kv) == 0
 
 
 async def test_without_a_disk_it_is_in_memory_and_deleted_there(home: Path):

@@ -329,7 +329,7 @@ class Machine(RuleBasedStateMachine):
             self.get_allowance(one.worker, wanted)
             if self.left_bytes[one.worker] < wanted:
                 self.flight.remove(one)
-                self.heads.sweep(before_s=float("inf"))
+                self.heads.sweep(MODEL, before_s=float("inf"))
                 return
             self.put(one, range(len(keys_of(one.token_ids))))
             self.before_change()
@@ -403,7 +403,7 @@ class Machine(RuleBasedStateMachine):
                 self.lost_slots |= left
             self.survives(lambda: self.check_known(one))
         elif is_answered:
-            self.survives(lambda: self.heads.sweep(before_s=0.0))  # where it was full
+            self.survives(lambda: self.heads.sweep(MODEL, before_s=0.0))  # where it was full
             assert [type(one) for one in answers] == [TurnedAway]
             assert one.conversation in self.deleted or self.begins_like_a_deleted(one)
 
@@ -427,9 +427,9 @@ class Machine(RuleBasedStateMachine):
             one.staged.unlink(missing_ok=True)
         self.left_bytes.pop(worker, None)
         try:
-            self.room.leave(worker, before_s=float("inf"))
+            self.room.leave(worker, MODEL, before_s=float("inf"))
         except StoreFull:
-            self.room.leave(worker, before_s=float("inf"))
+            self.room.leave(worker, MODEL, before_s=float("inf"))
 
     def begins_like_a_deleted(self, one: InFlight) -> bool:
         """It has no session and begins like one that was deleted while it was in flight: it is

@@ -353,7 +353,7 @@ def test_a_worker_is_given_what_the_cap_leaves(store: Store):
     assert store.room.allow("b", 50_000) == 10_000
     store.room.settle("a", 20_000)
     assert store.room.allow("b", 50_000) == 20_000
-    store.room.leave("a", 0.0)
+    store.room.leave("a", MODEL, 0.0)
     assert store.room.allow("b", 50_000) == 30_000
 
 
@@ -423,10 +423,17 @@ def test_what_a_dead_worker_left_is_counted_until_it_goes(store: Store):
     key = keys_of(tokens_of(1, 1))[0]
     store.slots.put(SlotAbout(MODEL, key.name), [], [])
     store.room.allow("a", file_bytes(4096))
-    store.room.leave("a", before_s=0.0)
+    store.room.leave("a", MODEL, before_s=0.0)
     assert store.room.used_bytes() == 4096
-    assert store.room.leave("a", before_s=float("inf")) == [key]
+    assert store.room.leave("a", MODEL, before_s=float("inf")) == [key]
     assert store.room.used_bytes() == 0
+
+
+def test_a_dead_worker_takes_nothing_away_that_one_of_another_model_writes(store: Store):
+    key = keys_of(tokens_of(1, 1))[0]
+    store.slots.put(SlotAbout(MODEL, key.name), [], [])
+    assert store.room.leave("a", b"o" * 16, before_s=float("inf")) == []
+    assert store.room.used_bytes() == 4096
 
 
 # The cold store

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from runtime.cache.deletion_log import Receipt
 from runtime.cache.worker_channel import ChannelServer, Report, WorkerChannel
 from runtime.kv_messages import Drop, Dropped, Ended, InMemory, KvNews, MemoryAsked
 from runtime.slot_events import Forget, HotBudget, RoomGiven
@@ -50,6 +51,8 @@ class BlockChannel(WorkerChannel):
         self._owner = owner
         self._asked: dict[int, asyncio.Future[Dropped | InMemory | None]] = {}
         self._num_asked = 0
+        self._dropping: dict[int, Receipt] = {}
+        """What it was told to drop and has not dropped yet, by the numbers of these questions."""
 
     async def options(self) -> KvOptions:
         self.kv = structs.replace(await super().options(), names=self.names)
@@ -67,6 +70,7 @@ class BlockChannel(WorkerChannel):
 
     def on_event(self, event: Report) -> None:
         if isinstance(event, Dropped | InMemory):
+            self._dropping.pop(event.number, None)
             self._answer(event.number, event)
         else:
             self._owner.hear(self, event)
@@ -80,6 +84,7 @@ class BlockChannel(WorkerChannel):
     def closed(self) -> None:
         for number in list(self._asked):
             self._answer(number, None)
+        self._dropping.clear()
         self._owner.leave(self)
 
     # What follows is the store's side.
@@ -99,9 +104,16 @@ class BlockChannel(WorkerChannel):
         if names := tuple(names):
             self.tell(Drop(number=0, names=names))
 
-    async def dropped(self, names: Collection[bytes]) -> int | None:
-        """The same; how many pieces it had. None: it has not done it yet."""
-        told = await self._ask(lambda number: Drop(number, tuple(names)), _DROP_PATIENCE_S)
+    async def dropped(self, names: Collection[bytes], before: Receipt) -> int | None:
+        """The same; how many pieces it had. None: it has not done it yet, and `before` is held
+        until it has.
+        """
+
+        def ask(number: int) -> Drop:
+            self._dropping[number] = before
+            return Drop(number, tuple(names))
+
+        told = await self._ask(ask, _DROP_PATIENCE_S)
         if isinstance(told, Dropped):
             return told.num_pieces
         return None if self.send is not None else 0

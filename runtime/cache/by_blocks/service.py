@@ -231,6 +231,7 @@ class BlockKvStore:
             StoreUnavailable: what is on disk is not deleted; what is in memory is.
         """
         await self.settled()
+        before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
         gone = await self._life.attempt(
@@ -238,7 +239,7 @@ class BlockKvStore:
         )
         is_deleted = gone is not None or not self._settings.kv_disk
         gone = [*(gone or ()), *self._unnamed.delete(_heads_meant(b"", whom, models), number)]
-        return await self._dropped(news, gone, is_deleted=is_deleted)
+        return await self._dropped(before, news, gone, is_deleted=is_deleted)
 
     async def delete_head(self, head_id: str) -> int | None:
         """The same of a conversation without a session id, which this head is.
@@ -264,9 +265,10 @@ class BlockKvStore:
         if found is None:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
         whom, model = found
+        before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, {model})
         gone = await self._with(heads, lambda: heads.delete_head(head_id, news.number))
-        return await self._dropped(news, gone or (), is_deleted=gone is not None)
+        return await self._dropped(before, news, gone or (), is_deleted=gone is not None)
 
     async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
         """What is done to the store's heads is done in its thread; None where it fails."""
@@ -275,16 +277,20 @@ class BlockKvStore:
         return await self._life.attempt(lambda _: work())
 
     async def _dropped(
-        self, news: Forget, gone: Iterable[BlockKey], *, is_deleted: bool
+        self, before: Receipt, news: Forget, gone: Iterable[BlockKey], *, is_deleted: bool
     ) -> int | None:
-        """Have the workers keep nothing of what was deleted; how many pieces they had of it."""
+        """Have the workers keep nothing of what was deleted; how many pieces they had of it.
+
+        Heads of it may be on their way until the workers have dropped it: the deletion is known
+        for as long as the receipt `before` is held.
+        """
         by_model: dict[bytes, list[bytes]] = {}
         for key in gone:
             by_model.setdefault(key.model, []).append(key.name)
         asking: list[Coroutine[Any, Any, int | None]] = []
         for channel in list(self._channels):
             channel.tell(news)
-            asking.append(channel.dropped(by_model.get(channel.model_key, ())))
+            asking.append(channel.dropped(by_model.get(channel.model_key, ()), before))
         told = await asyncio.gather(*asking)
         if publishing := [*self._publishing]:  # what it was told of while it dropped the rest
             await asyncio.wait(publishing)
@@ -358,7 +364,7 @@ class BlockKvStore:
         def leave(store: BlockStore) -> None:
             if model and is_last:
                 store.heads.leave_memory(model)
-            store.room.leave(channel.key, before_s)
+            store.room.leave(channel.key, model if is_last else b"", before_s)
 
         await self._life.attempt(leave)
 
@@ -457,7 +463,8 @@ class BlockKvStore:
                 channel.unpublished.append(ended)
                 return
             (said,) = tried
-            store.heads.settle(self._deletions.floor)
+            if len(self._publishing) == 1:  # the others' requests may have come before
+                store.heads.settle(self._deletions.floor)
         is_kept = isinstance(said, Published)
         lacking = tuple(key.name for key in said.lacking) if isinstance(said, Published) else ()
         channel.tell(Kept(ended.head_id, is_kept, lacking))

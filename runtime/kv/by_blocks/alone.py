@@ -39,22 +39,12 @@ class TiersAlone(Tiers):
         *,
         checks: bool = False,
     ) -> None:
-        super().__init__(state, None, lambda _: None, checks=checks)
+        super().__init__(state, None, deletions, lambda _: None, checks=checks)
         self._alone = state
-        self._deletions = deletions
         self._answer = report
         self._heads: dict[tuple[Asker, bytes], MemoryHead] = {}
         """By the names of their ends."""
         self._most_heads = _FEW_HEADS
-
-    def begin(self, cursor: CacheCursor) -> None:
-        """As `Tiers.begin`; what it is of may have been deleted after it came."""
-        self._judge(cursor)
-        super().begin(cursor)
-
-    def _judge(self, cursor: CacheCursor) -> None:
-        if self._deletions.mean(cursor.recognised._replace(root=None)):
-            cursor.delete()
 
     def _tell_in_memory(self, cursor: CacheCursor, end: int, continues: bytes) -> None:
         """Keep the head in the place of the one that it goes on from."""

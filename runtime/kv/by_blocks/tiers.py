@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
 from runtime.kv.by_blocks.state import KvState
 from runtime.kv.by_blocks.writer import BlockJob, HeadJob, Packed, Staged, Writer, Written
 from runtime.kv.cursor import CacheCursor
-from runtime.kv.deletions import Recognised, concerns
+from runtime.kv.deletions import Deletions, Recognised, concerns
 from runtime.kv.pack import RunKv
 from runtime.kv.writer import Packed as WholePacked
 from runtime.kv_messages import (
@@ -65,7 +65,8 @@ class Disk:
 
 
 class Tiers:
-    """`report` sends an event to the server. Without `disk` KV is in memory only.
+    """`report` sends an event to the server. Without `disk` KV is in memory only. `deletions` are
+    those that a request may have come before, also one that begins when they were heard of.
 
     With `checks` (Python's development mode) everything is recounted whenever nothing runs.
     """
@@ -74,6 +75,7 @@ class Tiers:
         self,
         state: KvState,
         disk: Disk | None,
+        deletions: Deletions,
         report: Callable[[KvReport], None],
         *,
         has_cold: bool = False,
@@ -82,6 +84,7 @@ class Tiers:
     ) -> None:
         self._state = state
         self._disk = disk
+        self._deletions = deletions
         self._report = report
         self._checks = checks
         reader = disk.reader if disk is not None else None
@@ -145,7 +148,11 @@ class Tiers:
     # A request's way
 
     def begin(self, cursor: CacheCursor) -> None:
-        """A prompt arrived; `cursor.is_waiting` says that something must be read first."""
+        """A prompt arrived; `cursor.is_waiting` says that something must be read first.
+
+        What it is of may have been deleted after it came.
+        """
+        self._judge(cursor)
         state, size = self._state, self._state.chain.block_size
         if state.unsupported is not None or (cursor.media and not state.keeps_pictures):
             cursor.mode, cursor.reason = "off", "unsupported"
@@ -157,6 +164,10 @@ class Tiers:
         state.name(cursor)
         self._cursors.add(cursor)
         self._finder.begin(cursor)
+
+    def _judge(self, cursor: CacheCursor) -> None:
+        if self._deletions.mean(cursor.recognised._replace(root=None)):
+            cursor.delete()
 
     def is_overdue(self, cursor: CacheCursor) -> bool:
         """It waits longer for the disk than prefill would take."""
@@ -444,19 +455,31 @@ class Tiers:
                 piece.awaited_s, piece.is_released = 0.0, True
 
     def _drop(self, names: Collection[bytes]) -> int:
-        """Have nothing of what was deleted in memory; how many pieces it was.
+        """Have nothing of what was deleted in memory, nor write it; how many pieces it was.
 
-        What a request goes through that has not ended is its own: it is told with its head.
+        What a request goes through that has not ended is its own: it is told with its head. So is
+        what a head goes through that is told, and not answered.
         """
         if self._disk is not None:
             self._disk.writer.drop(names)
+        return self._state.drop(self._unwritten([*names]))
+
+    def _unwritten(self, names: Iterable[bytes]) -> list[bytes]:
+        """Those of these names that nobody uses; their blocks are written no more."""
         chain, size = self._state.chain, self._state.chain.block_size
         used: set[bytes] = set()
         for cursor in self._cursors:
             if cursor.mode != "off":
                 used.update(cursor.block_hashes[: cursor.num_kept // size])
                 used.update(cursor.name_at(chain, end) for end in cursor.ends)
-        return self._state.drop([name for name in names if name not in used])
+        for job in self._staged.values():
+            used.update((*job.names, job.end_name))
+        if self._disk is not None:
+            used |= self._disk.writer.open_names()
+        unused = [name for name in names if name not in used]
+        if self._disk is not None:
+            self._on_written(self._disk.writer.drop_blocks(unused), None)
+        return unused
 
     def _forget(self, news: Forget) -> None:
         """Something was deleted: what is on its way of that is not kept.
@@ -468,14 +491,18 @@ class Tiers:
         def is_meant(of: Recognised) -> bool:
             return of.came_after < news.number and concerns(news, of)
 
+        size, names = self._state.chain.block_size, set[bytes]()
         for cursor in self._cursors:
             if cursor.mode != "off" and is_meant(cursor.recognised._replace(root=None)):
+                names.update(cursor.block_hashes[: cursor.num_kept // size])
                 self._tell(cursor, cursor.num_kept, on_disk=False)
                 cursor.delete()
         if self._disk is not None:
             for job in self._disk.writer.withdraw(is_meant):
+                names.update(job.names)
                 token_ids = job.token_ids.tobytes()
                 self._report(structs.replace(job.told, head_id=job.head.id, token_ids=token_ids))
+            self._unwritten(names)
 
     def _open(self, opened: Opened) -> None:
         """The store is open: what is in memory takes the names that it has there."""

@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,9 @@ ALLOWANCE_BYTES = 64 << 20
 
 _REST_SHARE = 3.0
 """While requests run a writer rests so much longer than it works, with an empty queue."""
+
+_REMOVAL_PATIENCE_S = 1.0
+"""So long a deletion waits for a file that is being written to be removed again."""
 
 _CALM_SHARE = 1 / 16
 """With so much of the queue full it does not rest: what waits there is in memory until then."""
@@ -198,6 +202,10 @@ class Writer:
         """Heads that were staged without their ends."""
         self._writing: set[tuple[bytes, bool]] = set()
         self._staging: dict[str, HeadJob] = {}
+        self._unwanted: set[tuple[bytes, bool]] = set()
+        """What is being written and was deleted meanwhile."""
+        self._withdrawn: set[str] = set()
+        """Those of them that are not to be told."""
         self._wake = threading.Condition()
         self._is_idle = False
         self._rests_at_s = 0.0
@@ -216,6 +224,7 @@ class Writer:
                     dropped.append(job.key.name)
                     continue
                 self._blocks[job.key.name, job.is_state] = job
+                self._unwanted.discard((job.key.name, job.is_state))
                 self.num_queued_bytes += job.packed.nbytes
             while self.num_queued_bytes > self._max_bytes and len(self._blocks) > 1:
                 dropped.append(self._take(next(iter(self._blocks))).key.name)
@@ -269,12 +278,30 @@ class Writer:
                 if not gone.isdisjoint((*one.names, one.end_name)):
                     del self._resting[one.head.id]
 
+    def drop_blocks(self, names: Collection[bytes]) -> list[bytes]:
+        """Write these blocks no more; those that were queued. One that is being written is removed
+        again, which is waited for a moment.
+        """
+        gone = {*names}
+        with self._wake:
+            queued = [self._take(key).key.name for key in [*self._blocks] if key[0] in gone]
+            self._unwanted |= {key for key in self._writing if key[0] in gone}
+            self._wake.wait_for(lambda: not self._unwanted, _REMOVAL_PATIENCE_S)
+        return queued
+
+    def open_names(self) -> set[bytes]:
+        """The names of what heads go through that are to be staged."""
+        with self._wake:
+            jobs = (*self._heads, *self._staging.values())
+            return {name for one in jobs for name in (*one.names, one.end_name)}
+
     def withdraw(self, is_meant: Callable[[Recognised], bool]) -> list[HeadJob]:
-        """Stage these heads no more; all that were meant, of which some are being staged."""
+        """Stage these heads no more; those that were meant. From then on none of them is told."""
         with self._wake:
             jobs = (*self._heads, *self._resting.values(), *self._staging.values())
             meant = {one.head.id: one for one in jobs if is_meant(one.recognised)}
             self._heads = [one for one in self._heads if one.head.id not in meant]
+            self._withdrawn |= meant.keys() & self._staging.keys()
             for head_id in meant:
                 self._resting.pop(head_id, None)
             return [*meant.values()]
@@ -373,8 +400,13 @@ class Writer:
                 self._slots.put(about, job.token_ids, job.packed.tensors)
         except StoreError as error:
             reason = self._pause(error)
+        key = job.key.name, job.is_state
         with self._wake:
-            self._writing.discard((job.key.name, job.is_state))
+            if key in self._unwanted:
+                with suppress(StoreError):  # then it goes with what no head goes through
+                    (self._slots.remove_state if job.is_state else self._slots.remove)(job.key)
+                self._unwanted.discard(key)
+            self._writing.discard(key)
             self._wake.notify_all()
         self._on_written(Written((job.key.name,), reason))
 
@@ -391,16 +423,22 @@ class Writer:
             is_staged = True
         except StoreError as error:
             self._pause(error)
-        if is_staged:
-            self._on_written(Staged(job))
-            self._report(_ended(job, path, self._allowed.used()))
         with self._wake:
+            is_withdrawn = head.id in self._withdrawn
+            if is_staged and not is_withdrawn:
+                self._on_written(Staged(job))
+                self._report(_ended(job, path, self._allowed.used()))
+            self._withdrawn.discard(head.id)
             del self._staging[head.id]
-            if not is_staged and not self._is_closing:
+            if is_withdrawn:
+                pass
+            elif not is_staged and not self._is_closing:
                 self._heads.insert(0, job)
             elif is_staged and job.end is not None and not job.with_end:
                 self._resting[head.id] = job
             self._wake.notify_all()
+        if is_withdrawn:
+            path.unlink(missing_ok=True)
 
     def _pause(self, error: StoreError) -> str:
         """The store fails: nothing is written for a while, which the server is told."""
