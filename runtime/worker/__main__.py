@@ -245,7 +245,6 @@ class Worker:
                 disk,
                 self._turns.deletions,
                 report,
-                has_cold=options.has_cold,
                 prewarm_bytes=options.prewarm_bytes,
                 checks=checks,
             )
@@ -281,7 +280,7 @@ class Worker:
         reader = Reader(slots, heads_at, put, options.block_size)
         writer = Writer(slots, heads_at, options.queue_bytes, self._sender.send, put, self._allowed)
         self._writer = writer, _thread("writer", writer.run)
-        return by_blocks.Disk(reader, writer, options.secret)
+        return by_blocks.Disk(reader, writer, options.secret, options.has_cold)
 
     def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
         self._sender.send(job.staged(staged))

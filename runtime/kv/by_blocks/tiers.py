@@ -62,6 +62,8 @@ class Disk:
     reader: Reader
     writer: Writer
     secret: bytes
+    has_cold: bool = False
+    """The server is asked for blocks of which there is no slot."""
 
 
 class Tiers:
@@ -78,7 +80,6 @@ class Tiers:
         deletions: Deletions,
         report: Callable[[KvReport], None],
         *,
-        has_cold: bool = False,
         prewarm_bytes: int = 0,
         checks: bool = False,
     ) -> None:
@@ -87,7 +88,7 @@ class Tiers:
         self._deletions = deletions
         self._report = report
         self._checks = checks
-        reader = disk.reader if disk is not None else None
+        reader, has_cold = (disk.reader, disk.has_cold) if disk is not None else (None, False)
         self._finder = Finder(state, reader, report, has_cold=has_cold)
         self._keeper = Keeper(state, has_disk=disk is not None)
         self._prewarm_bytes = prewarm_bytes
