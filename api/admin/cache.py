@@ -20,7 +20,8 @@ from api.http.body import HttpRequest
 from api.http.errors import documented
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
-from runtime.cache.inventory_pins import Pinned, kept, pin, pin_ahead, shown, unpin
+from runtime.cache.contents import Pinned
+from runtime.cache.inventory_pins import kept, pin, pin_ahead, shown, unpin
 from runtime.cache.inventory_views import (
     ChainView,
     CollectedView,
@@ -89,8 +90,8 @@ async def list_cache(
     meant = await cache.meant(model) if model is not None else None
     root, found = await cache.tend(lambda one: (str(one.store.root), kept(one)))
     wanted = [one for one in found if meant is None or meant.has(one.view)]
-    hot = await cache.hot_ends((one.model, one.leaf) for one in wanted)
-    return CacheListing(root, [_seen(one.view, is_hot=one.leaf in hot) for one in wanted])
+    hot = await cache.hot_ends((one.model, one.end) for one in wanted)
+    return CacheListing(root, [_seen(one.view, is_hot=one.end in hot) for one in wanted])
 
 
 def _seen(view: ConversationView, *, is_hot: bool) -> ConversationView:

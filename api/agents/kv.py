@@ -10,7 +10,7 @@ import structlog
 
 from api.agents.schemas import KvStatus, KvView
 from api.http.kv_access import KvAccess
-from runtime.cache.inventory import SessionKv
+from runtime.cache.contents import KeptConversation
 from runtime.cache.inventory_views import ConversationView
 from runtime.errors import StoreUnavailable, UnknownConversation
 
@@ -31,17 +31,15 @@ class AgentKv:
         Hot is what the model's worker says it has in memory, also where nothing of it is on disk;
         the rest is as it lies there.
         """
-        found: dict[str, list[SessionKv]] = {session: [] for session in sessions}
+        found: dict[str, list[KeptConversation]] = {session: [] for session in sessions}
         with suppress(StoreUnavailable):
             found |= await self._cache.tend(lambda inventory: inventory.of_sessions(sessions))
         hot, held = await asyncio.gather(
-            self._cache.hot_ends(
-                (one.model, one.leaf) for every in found.values() for one in every
-            ),
+            self._cache.hot_ends((one.model, one.end) for every in found.values() for one in every),
             self._cache.kv.memory.held(sessions),
         )
         return {
-            session: _merged([(one, one.leaf in hot) for one in every], held[session])
+            session: _merged([(one, one.end in hot) for one in every], held[session])
             for session, every in found.items()
         }
 
@@ -64,7 +62,7 @@ class AgentKv:
         return not removed.is_pending
 
 
-def _merged(kept: Sequence[tuple[SessionKv, bool]], held: Mapping[str, int]) -> list[KvView]:
+def _merged(kept: Sequence[tuple[KeptConversation, bool]], held: Mapping[str, int]) -> list[KvView]:
     """What is on disk, and before it what is in memory alone; `held` are tokens by model."""
     views = [
         _view(one.view, is_hot=is_hot or held.get(one.view.model, 0) >= one.view.num_tokens)

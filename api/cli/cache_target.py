@@ -13,8 +13,9 @@ import msgspec
 from api.cli.client import ServerLink
 from api.cli.errors import NoServer
 from runtime.cache.collection import GarbageCollection
-from runtime.cache.inventory import Inventory, ModelSelection, meant, total
-from runtime.cache.inventory_pins import Pinned, pin, pin_ahead, shown, unpin
+from runtime.cache.contents import ModelSelection, Pinned
+from runtime.cache.inventory import Inventory, meant, total
+from runtime.cache.inventory_pins import pin, pin_ahead, shown, unpin
 from runtime.cache.inventory_views import (
     ChainView,
     CollectedView,

@@ -22,9 +22,10 @@ from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from api.observe.savings import PROMPT_TOKENS, SECONDS, TOKENS
 from api.observe.trend import Sample
+from runtime.cache.contents import KeptConversation
 from runtime.cache.history import History
 from runtime.cache.inventory import Inventory
-from runtime.cache.inventory_pins import KeptConversation, kept
+from runtime.cache.inventory_pins import kept
 from runtime.errors import StoreUnavailable, UnknownModel
 
 MAX_LISTED = 200
@@ -106,7 +107,7 @@ class Dashboard:
             one for one in found if wanted in one.view.id or wanted in one.view.model.lower()
         ]
         shown = fitting[:MAX_LISTED]
-        hot = await self._cache.hot_ends((one.model, one.leaf) for one in shown)
+        hot = await self._cache.hot_ends((one.model, one.end) for one in shown)
         now_s = time.time()
         return KeptListing(len(fitting), [_kept_view(one, hot, now_s) for one in shown])
 
@@ -162,7 +163,7 @@ def _kept_view(one: KeptConversation, hot: set[str], now_s: float) -> KeptView:
         num_turns=view.num_turns,
         disk_bytes=view.disk_bytes,
         own_bytes=view.own_bytes,
-        tier="hot" if one.leaf in hot else view.tier,
+        tier="hot" if one.end in hot else view.tier,
         last_used_s=view.last_used_s,
         expires_in_s=None if is_kept else max(0.0, view.last_used_s + (one.ttl_s or 0.0) - now_s),
         is_pinned=one.is_pinned,

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from api.http.chains import Chains
 from runtime.cache.collection import GarbageCollection
+from runtime.cache.contents import ModelSelection
 from runtime.cache.deletion_log import Models
-from runtime.cache.inventory import Inventory, ModelSelection, Named, meant, named, total
+from runtime.cache.inventory import Inventory, Named, meant, named, total
 from runtime.cache.inventory_views import CollectedView, RemovalView
 from runtime.cache.maintenance import StoreLimits
 from runtime.cache.publisher import ForgetOutcome
@@ -70,8 +71,8 @@ class KvAccess:
         found = await self.tend(lambda inventory: inventory.of_sessions([session_id]))
         mine = self.kv.memory.hash_of(spec.id)
         for one in found[session_id]:
-            if one.model == mine and one.leaf is not None:
-                self.kv.memory.bring({one.model: [one.leaf]})
+            if one.model == mine and one.end is not None:
+                self.kv.memory.bring({one.model: [one.end]})
                 return one.view.num_tokens
         return 0
 

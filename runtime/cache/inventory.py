@@ -17,6 +17,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from runtime.cache.compaction import cut_ends
+from runtime.cache.contents import KeptConversation, ModelSelection
 from runtime.cache.inventory_views import (
     ChainView,
     ConversationView,
@@ -56,14 +57,6 @@ def ignore(news: SlotsGone | Merged) -> None:
     del news
 
 
-class SessionKv(NamedTuple):
-    """A conversation with one model; `leaf` is the slot where it ends."""
-
-    view: ConversationView
-    model: bytes
-    leaf: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The store's contents by name."""
@@ -82,13 +75,13 @@ class Inventory:
         """The same as people see it, one by one."""
         return [_view(self.store, entry) for entry in entries]
 
-    def of_sessions(self, names: Sequence[str]) -> dict[str, list[SessionKv]]:
+    def of_sessions(self, names: Sequence[str]) -> dict[str, list[KeptConversation]]:
         """The conversations with these session ids, each with every model it had, by session id."""
         keys = {self.store.conversation_key(name): name for name in names}
         found = self.store.database.read(lambda c: listing.named(c, list(keys)))
-        kv: dict[str, list[SessionKv]] = {name: [] for name in names}
+        kv: dict[str, list[KeptConversation]] = {name: [] for name in names}
         for entry in found:
-            one = SessionKv(_view(self.store, entry), entry.model, entry.leaf)
+            one = KeptConversation(_view(self.store, entry), entry.model, entry.leaf)
             kv[keys[bytes.fromhex(entry.id)]].append(one)
         return kv
 
@@ -98,7 +91,7 @@ class Inventory:
         What is shared is not deleted with `source`; nothing beyond is shared.
         """
         for one in self.of_sessions([source])[source]:
-            links = way_to(self.store, one.leaf) if one.leaf is not None else []
+            links = way_to(self.store, one.end) if one.end is not None else []
             end = ends.get(one.view.model, 0)
             shared = [link for link in links if link.start < end]
             if shared:
@@ -112,7 +105,7 @@ class Inventory:
                     name=one.view.model,
                 )
                 Conversations(self.store.database).advance(row).result()
-            chain, key = tokens_to(self.store, one.leaf), self.store.conversation_key(copy).hex()
+            chain, key = tokens_to(self.store, one.end), self.store.conversation_key(copy).hex()
             turns.branch(self.store.root, one.model, one.view.id, key, chain, end)
 
     def stats(self) -> StatsView:
@@ -493,17 +486,6 @@ def tokens_to(store: OpenStore, leaf: str | None) -> TurnTokens:
             return TurnTokens(token_ids, is_whole=False)
         token_ids += said[: link.leave - len(token_ids)]
     return TurnTokens(token_ids)
-
-
-class ModelSelection(NamedTuple):
-    """What somebody means who names a model: names that were asked, or else weights by hash."""
-
-    names: frozenset[str]
-    hashes: frozenset[bytes] = frozenset()
-
-    def has(self, view: ConversationView) -> bool:
-        """Whether a conversation is one of these."""
-        return view.model in self.names or bytes.fromhex(view.model_hash) in self.hashes
 
 
 def meant(

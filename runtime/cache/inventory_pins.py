@@ -6,52 +6,13 @@ Every call blocks and may come from any thread; all of them raise StoreError whe
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
 
+from runtime.cache.contents import KeptConversation, Pinned
 from runtime.cache.inventory import Inventory
-from runtime.cache.inventory_views import ConversationView, ShownView, SlotView
+from runtime.cache.inventory_views import ShownView, SlotNode, SlotView
 from runtime.errors import UnknownConversation
-from runtime.types import Struct
 from store import listing, pins
 from store.listing import Entry
-from store.types import Tier
-
-
-class KeptConversation(NamedTuple):
-    """A conversation, the slot it ends in, and how long that lives unused; None is for ever.
-
-    `is_pinned` says that somebody pinned the conversation itself.
-    """
-
-    view: ConversationView
-    model: bytes
-    leaf: str | None
-    ttl_s: float | None
-    is_pinned: bool
-
-
-class Pinned(Struct, frozen=True):
-    """Whether a conversation stays; `num_tokens` of it are on disk now."""
-
-    id: str
-    is_pinned: bool
-    num_tokens: int
-
-
-class SlotNode(Struct, frozen=True):
-    """One slot: tokens `start` to `end` of what its parents hold. Sizes in bytes.
-
-    It is one conversation's own, or is shared by `num_conversations`.
-    """
-
-    id: str
-    parent: str | None
-    start: int
-    end: int
-    tier: Tier
-    disk_bytes: int
-    is_pinned: bool
-    num_conversations: int
 
 
 def kept(inventory: Inventory) -> list[KeptConversation]:

@@ -80,6 +80,22 @@ class SlotView(Struct, frozen=True):
     leave: int
 
 
+class SlotNode(Struct, frozen=True):
+    """One slot: tokens `start` to `end` of what its parents hold. Sizes in bytes.
+
+    It is one conversation's own, or is shared by `num_conversations`.
+    """
+
+    id: str
+    parent: str | None
+    start: int
+    end: int
+    tier: Tier
+    disk_bytes: int
+    is_pinned: bool
+    num_conversations: int
+
+
 class ShownView(Struct, frozen=True):
     """`hearth cache show`: a conversation, its slots in order, and when it leaves the disk.
 
