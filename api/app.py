@@ -59,6 +59,7 @@ from api.responses.archive import Archive
 from api.responses.service import ResponseService
 from runtime.cache.history import History
 from runtime.cache.history_figures import HistoryFigures
+from runtime.cache.run_contents import RunContents
 from runtime.cache.service import KvStore
 from runtime.config.limits import RouteKind
 from runtime.config.settings import Settings
@@ -146,14 +147,14 @@ def create_app(
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
     chains = Chains(History(settings.home, settings.history_grace_s), settings, kv.is_deleted)
-    cache = KvAccess(settings, catalog, kv, prewarm, chains)
+    cache = KvAccess(catalog, kv, RunContents(kv, settings), prewarm, chains)
     dashboard = Dashboard(gate, cache, chains.history)
     history_figures = HistoryFigures(chains.history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
     agents, janitor = open_agents(gate, cache, chains.history)
     responses = ResponseService(Archive(chains))
     chores = _chores(kv, janitor, chains, prewarm, dashboard, supervisor)
-    jobs = Jobs(kv, settings, lambda: supervisor.is_idle, chores)
+    jobs = Jobs(cache.contents.jobs, lambda: supervisor.is_idle, chores)
     traces = _open_traces(settings.otlp_endpoint, kv)
 
     @asynccontextmanager

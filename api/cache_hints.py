@@ -71,7 +71,7 @@ async def hint(
     spec = gate.spec(name)
     if data.tool_pause_s is not None or data.release:
         whom = Whom(session_id=session, model=spec.id)
-        cache.kv.memory.hint(whom, data.tool_pause_s, is_over=bool(data.release))
+        cache.contents.hint(whom, data.tool_pause_s, is_over=bool(data.release))
     num_tokens = await cache.bring(session, spec) if data.prefetch else 0
     ignored = ignored_info(await request.unused_fields(HintRequest))
     return Response(HintAnswer(spec.id, num_tokens, ignored), status_code=202)

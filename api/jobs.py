@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import TimerHandle
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple, Protocol, cast
@@ -20,16 +20,10 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 from typing_extensions import override
 
-from runtime.cache import maintenance
-from runtime.cache.compaction import compact
-from runtime.cache.maintenance import News, StoreLimits
-from runtime.cache.owned import OpenStore
-from runtime.cache.service import KvStore
-from runtime.config.settings import Settings
+from runtime.cache.contents import StoreJob
 from store.clock import Clock, now
 
 _AT_BOOT_S = 2.0
-_SCRUB_S = 300.0
 _LOOK_S = 5.0
 """How often the clocks are compared at least: as late a step, or a wake-up, may be noticed.
 
@@ -38,15 +32,6 @@ However far off a job is by the wall clock, which may be set back while it is be
 
 _SLEW_S = 0.5
 """The wall clock may gain or lose so much between two looks without having been set."""
-
-
-class Job(NamedTuple):
-    """One chore and how often it is done, in seconds."""
-
-    name: str
-    every_s: float
-    work: Callable[[OpenStore], Iterable[News]]
-    is_for_idle: bool = False
 
 
 class Chore(NamedTuple):
@@ -137,26 +122,28 @@ class SteadyScheduler(AsyncIOScheduler):
 
 
 class Jobs:
-    """`is_idle` says whether no request is open: some work waits for that."""
+    """`of_the_store` says what is to be done to the store, given whether requests are open.
+
+    `is_idle` says whether none is: some of that waits for it.
+    """
 
     def __init__(
         self,
-        kv: KvStore,
-        settings: Settings,
+        of_the_store: Callable[[Callable[[], bool]], Sequence[StoreJob]],
         is_idle: Callable[[], bool],
         chores: Sequence[Chore] = (),
     ) -> None:
-        self._kv = kv
         self._is_idle = is_idle
         self._scheduler = SteadyScheduler()
-        self._jobs = _jobs(StoreLimits.of(settings), lambda: kv.is_stopping or not is_idle(), kv)
+        self._of_the_store = of_the_store(lambda: not is_idle())
         self._chores = chores
 
     def start(self) -> None:
         """Do everything once soon after boot, then each on its schedule."""
         logging.getLogger("apscheduler").setLevel(logging.WARNING)
-        of_the_store = [Chore(one.name, one.every_s, partial(self._run, one)) for one in self._jobs]
-        for chore in [*of_the_store, *self._chores]:
+        for job in self._of_the_store:
+            self._scheduler.every(job.every_s, partial(self._run, job), job.name)
+        for chore in self._chores:
             self._scheduler.every(chore.every_s, chore.run, chore.name)
         self._scheduler.start()
 
@@ -167,25 +154,6 @@ class Jobs:
             logging.getLogger("apscheduler").setLevel(logging.CRITICAL)
             self._scheduler.shutdown(wait=False)
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: StoreJob) -> None:
         if self._is_idle() or not job.is_for_idle:
-            await self._kv.chore(job.work)
-
-
-def _jobs(limits: StoreLimits, is_busy: Callable[[], bool], kv: KvStore) -> tuple[Job, ...]:
-    def merge(store: OpenStore) -> Iterable[News]:
-        return compact(store, kv.loaded_models, is_busy)
-
-    expire = partial(maintenance.expire, limits=limits)
-    caps = partial(maintenance.keep_within_caps, limits=limits)
-    tidy = partial(maintenance.tidy, limits=limits)
-    scrub = partial(maintenance.scrub, period_s=_SCRUB_S, should_stop=is_busy)
-    orphans = partial(maintenance.sweep_orphans, should_stop=is_busy)
-    return (
-        Job("expire", 60.0, expire),
-        Job("caps", 60.0, caps),
-        Job("tidy", 600.0, tidy),
-        Job("compact", 600.0, merge, is_for_idle=True),
-        Job("scrub", _SCRUB_S, scrub, is_for_idle=True),
-        Job("orphans", 86_400.0, orphans),
-    )
+            await job.run()

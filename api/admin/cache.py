@@ -20,8 +20,7 @@ from api.http.body import HttpRequest
 from api.http.errors import documented
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
-from runtime.cache.contents import Pinned
-from runtime.cache.inventory_pins import kept, pin, pin_ahead, shown, unpin
+from runtime.cache.contents import Exchanged, ImportRequest, Pinned
 from runtime.cache.inventory_views import (
     ChainView,
     CollectedView,
@@ -31,7 +30,6 @@ from runtime.cache.inventory_views import (
     StatsView,
     VerifyView,
 )
-from runtime.cache.mlx_lm_import import Exchanged, ImportRequest, take_in
 from runtime.errors import Forbidden, NotLocal
 from runtime.keys import Principal
 
@@ -81,33 +79,30 @@ def _is_loopback(address: str) -> bool:
 
 @get("/admin/cache", tags=["Admin"], guards=[operator_only])
 async def list_cache(
-    cache: NamedDependency[KvAccess], model: FromQuery[str | None] = None
+    gate: NamedDependency[Gate],
+    cache: NamedDependency[KvAccess],
+    model: FromQuery[str | None] = None,
 ) -> CacheListing:
     """Every conversation and nameless chain on disk; of one model, by its name or hash.
 
     The `tier` of what ends in the memory of a worker is `hot`.
     """
     meant = await cache.meant(model) if model is not None else None
-    root, found = await cache.tend(lambda one: (str(one.store.root), kept(one)))
+    found = await cache.contents.kept()
     wanted = [one for one in found if meant is None or meant.has(one.view)]
-    hot = await cache.hot_ends((one.model, one.end) for one in wanted)
-    return CacheListing(root, [_seen(one.view, is_hot=one.end in hot) for one in wanted])
-
-
-def _seen(view: ConversationView, *, is_hot: bool) -> ConversationView:
-    return msgspec.structs.replace(view, tier="hot") if is_hot else view
+    return CacheListing(str(gate.settings.kv_root), await cache.contents.seen(wanted))
 
 
 @get("/admin/cache/stats", tags=["Admin"], guards=[operator_only])
 async def cache_stats(cache: NamedDependency[KvAccess]) -> StatsView:
     """Sums by model and tier, and counters."""
-    return await cache.tend(lambda inventory: inventory.stats())
+    return await cache.contents.stats()
 
 
 @get("/admin/cache/chain", tags=["Admin"], guards=[operator_only])
 async def cache_chain(cache: NamedDependency[KvAccess], conversation: FromQuery[str]) -> ChainView:
     """Where a conversation's slots are: by session id, the beginning of its id, or a slot's id."""
-    return await cache.tend(lambda inventory: inventory.chain(conversation))
+    return await cache.contents.chain(conversation)
 
 
 @delete("/admin/cache/conversations", tags=["Admin"], guards=[operator_only], status_code=200)
@@ -138,10 +133,7 @@ async def show_conversation(
     cache: NamedDependency[KvAccess], conversation: FromQuery[str]
 ) -> ShownView:
     """One conversation with its slots, and where they lie on disk; named as for `chain`."""
-    found = await cache.tend(lambda inventory: shown(inventory, conversation))
-    view, leaf = found.conversation, found.slots[-1].id if found.slots else None
-    hot = await cache.hot_ends([(bytes.fromhex(view.model_hash), leaf)])
-    return msgspec.structs.replace(found, conversation=_seen(view, is_hot=leaf in hot))
+    return await cache.contents.shown(conversation)
 
 
 @post("/admin/cache/pin", tags=["Admin"], guards=[operator_only], status_code=200)
@@ -157,14 +149,10 @@ async def pin_conversation(
     With a `model` also one of which nothing is on disk yet, by its session id.
     """
     if not pinned:
-        return await cache.tend(lambda inventory: unpin(inventory, conversation))
+        return await cache.contents.unpin(conversation)
     if model is None:
-        return await cache.tend(lambda inventory: pin(inventory, conversation))
-    spec = gate.spec(model)
-    model_hash = await cache.identify(spec)
-    return await cache.tend(
-        lambda inventory: pin_ahead(inventory, conversation, model_hash, spec.id)
-    )
+        return await cache.contents.pin(conversation)
+    return await cache.contents.pin_ahead(conversation, gate.spec(model))
 
 
 @post(
@@ -178,7 +166,7 @@ async def verify_cache(request: HttpRequest, cache: NamedDependency[KvAccess]) -
     """Read every slot now; what is not as it was written goes. Events say how far it is."""
 
     async def work(wanted: Wanted) -> VerifyView:
-        return await cache.tend(lambda one: one.verify(wanted.watch, wanted.should_stop))
+        return await cache.contents.verify(wanted.watch, wanted.should_stop)
 
     return await told(request, work)
 
@@ -194,7 +182,7 @@ async def collect_garbage(request: HttpRequest, cache: NamedDependency[KvAccess]
     """Do now what is done now and then: expiry, merging, order, caps. Events say how far it is."""
 
     async def work(wanted: Wanted) -> CollectedView:
-        return await cache.collect_garbage(wanted.watch, wanted.should_stop)
+        return await cache.contents.collect(wanted.watch, wanted.should_stop)
 
     return await told(request, work)
 
@@ -215,10 +203,7 @@ async def import_file(
     """Take in a prompt-cache file of stock mlx-lm. Events say how far it is."""
 
     async def work(wanted: Wanted) -> Exchanged:
-        spec, watch = gate.spec(data.model), until_left(wanted)
-        done = await cache.tend(lambda one: take_in(one, gate.settings, spec, data, watch))
-        cache.kv.on_slots()
-        return done
+        return await cache.contents.take_in(gate.spec(data.model), data, until_left(wanted))
 
     return await told(request, work)
 

@@ -24,6 +24,7 @@ class AgentKv:
 
     def __init__(self, cache: KvAccess) -> None:
         self._cache = cache
+        self._contents = cache.contents
 
     async def views(self, sessions: Sequence[str]) -> dict[str, list[KvView]]:
         """For each session its KV with every model, the latest used first.
@@ -31,22 +32,21 @@ class AgentKv:
         Hot is what the model's worker says it has in memory, also where nothing of it is on disk;
         the rest is as it lies there.
         """
-        found: dict[str, list[KeptConversation]] = {session: [] for session in sessions}
+        kept: dict[str, list[KeptConversation]] = {session: [] for session in sessions}
         with suppress(StoreUnavailable):
-            found |= await self._cache.tend(lambda inventory: inventory.of_sessions(sessions))
-        hot, held = await asyncio.gather(
-            self._cache.hot_ends((one.model, one.end) for every in found.values() for one in every),
-            self._cache.kv.memory.held(sessions),
-        )
+            kept |= await self._contents.of_sessions(sessions)
+        every = [one for found in kept.values() for one in found]
+        seen, held = await asyncio.gather(self._contents.seen(every), self._contents.held(sessions))
+        views = iter(seen)
         return {
-            session: _merged([(one, one.end in hot) for one in every], held[session])
-            for session, every in found.items()
+            session: _merged([next(views) for _ in found], held[session])
+            for session, found in kept.items()
         }
 
     async def branch(self, source: str, copy: str, ends: Mapping[str, int]) -> None:
         """Let a session share another's KV up to these tokens, by model; or not, if that fails."""
         try:
-            await self._cache.tend(lambda inventory: inventory.branch(source, copy, ends))
+            await self._contents.branch(source, copy, ends)
         except StoreUnavailable as error:
             log.warning("kv_not_shared", why=error.message)
 
@@ -62,11 +62,11 @@ class AgentKv:
         return not removed.is_pending
 
 
-def _merged(kept: Sequence[tuple[KeptConversation, bool]], held: Mapping[str, int]) -> list[KvView]:
+def _merged(kept: Sequence[ConversationView], held: Mapping[str, int]) -> list[KvView]:
     """What is on disk, and before it what is in memory alone; `held` are tokens by model."""
     views = [
-        _view(one.view, is_hot=is_hot or held.get(one.view.model, 0) >= one.view.num_tokens)
-        for one, is_hot in kept
+        _view(one, is_hot=one.tier == "hot" or held.get(one.model, 0) >= one.num_tokens)
+        for one in kept
     ]
     known = {view.model for view in views}
     only = [KvView(model, "hot", tokens) for model, tokens in held.items() if model not in known]

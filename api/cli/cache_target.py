@@ -12,9 +12,17 @@ import msgspec
 
 from api.cli.client import ServerLink
 from api.cli.errors import NoServer
+from runtime.cache import run_contents
 from runtime.cache.collection import GarbageCollection
-from runtime.cache.contents import ModelSelection, Pinned
-from runtime.cache.inventory import Inventory, meant, total
+from runtime.cache.contents import (
+    Exchanged,
+    ImportRequest,
+    ModelSelection,
+    Pinned,
+    meant,
+    total,
+)
+from runtime.cache.inventory import Inventory
 from runtime.cache.inventory_pins import pin, pin_ahead, shown, unpin
 from runtime.cache.inventory_views import (
     ChainView,
@@ -26,7 +34,7 @@ from runtime.cache.inventory_views import (
     VerifyView,
 )
 from runtime.cache.maintenance import StoreLimits, evictor
-from runtime.cache.mlx_lm_import import Exchanged, ImportRequest, take_in
+from runtime.cache.mlx_lm_import import take_in
 from runtime.cache.owned import OpenStore
 from runtime.cache.store_opening import open_store
 from runtime.config.settings import Settings
@@ -145,7 +153,8 @@ class _StoreCache:
         return [view for view in views if wanted is None or wanted.has(view)]
 
     def _meant(self, model: str) -> ModelSelection:
-        return meant(self._inventory, model, *Catalog(self._settings).look_up(model))
+        known = run_contents.known_models(self._inventory)
+        return meant(known, model, *Catalog(self._settings).look_up(model))
 
 
 class _Listing(msgspec.Struct):

@@ -24,8 +24,6 @@ from api.http.guard import GuardRules
 from api.http.kv_access import KvAccess
 from api.http.sse import EVENTS, EventStream
 from api.observe.trend import SAMPLE_S
-from runtime.cache.inventory import Inventory
-from runtime.cache.inventory_pins import slots_of
 from runtime.supervisor.lifecycle import Transition
 from runtime.supervisor.news import Listener
 
@@ -82,27 +80,21 @@ async def prewarm_conversation(
     conversation: FromQuery[str],
 ) -> Prewarmed:
     """Bring a conversation's KV from disk into the memory of its model, if that is loaded."""
-    entry = await cache.tend(lambda one: one.find(conversation))
-    views = await cache.tend(lambda one: one.views([entry]))
-    model = views[0].model
+    found = await cache.contents.find(conversation)
+    view = found.view
     loaded = [one.spec.id for one in gate.supervisor.status() if one.is_loaded]
-    if model not in loaded:
-        return Prewarmed(entry.id, 0, f"{model} is not loaded; load it first.")
-    if entry.leaf is None:
-        return Prewarmed(entry.id, 0, "Nothing of it is on disk.")
-    cache.kv.memory.bring({entry.model: [entry.leaf]})
-    return Prewarmed(entry.id, entry.num_durable, "It is on its way into memory.")
+    if view.model not in loaded:
+        return Prewarmed(view.id, 0, f"{view.model} is not loaded; load it first.")
+    if not await cache.contents.bring(found):
+        return Prewarmed(view.id, 0, "Nothing of it is on disk.")
+    return Prewarmed(view.id, view.num_durable, "It is on its way into memory.")
 
 
 @get("/admin/dashboard/tree", tags=["Admin"], guards=[operator_only])
 async def slot_tree(cache: NamedDependency[KvAccess], model: FromQuery[str]) -> SlotTree:
     """The slots of a model as a tree; what is shared is there once."""
-
-    def look(inventory: Inventory) -> SlotTree:
-        slots = slots_of(inventory, model)
-        return SlotTree(model, len(slots), slots[:MAX_SLOTS])
-
-    return await cache.tend(look)
+    slots = await cache.contents.tree(model)
+    return SlotTree(model, len(slots), slots[:MAX_SLOTS])
 
 
 async def _feed(

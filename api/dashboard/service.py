@@ -24,8 +24,7 @@ from api.observe.savings import PROMPT_TOKENS, SECONDS, TOKENS
 from api.observe.trend import Sample
 from runtime.cache.contents import KeptConversation
 from runtime.cache.history import History
-from runtime.cache.inventory import Inventory
-from runtime.cache.inventory_pins import kept
+from runtime.cache.inventory_views import ConversationView
 from runtime.errors import StoreUnavailable, UnknownModel
 
 MAX_LISTED = 200
@@ -58,7 +57,7 @@ class Dashboard:
             if not (taken := savings.take()):
                 return
             try:
-                await self._cache.tend(lambda one: _count(one, taken))
+                await self._cache.contents.count(taken)
             except StoreUnavailable:
                 savings.put_back(taken)
 
@@ -101,31 +100,21 @@ class Dashboard:
 
     async def conversations(self, search: str) -> KeptListing:
         """Those whose id or model has `search` in it. Raises StoreUnavailable."""
-        found = await self._cache.tend(kept)
+        found = await self._cache.contents.kept()
         wanted = search.lower()
         fitting = [
             one for one in found if wanted in one.view.id or wanted in one.view.model.lower()
         ]
         shown = fitting[:MAX_LISTED]
-        hot = await self._cache.hot_ends((one.model, one.end) for one in shown)
-        now_s = time.time()
-        return KeptListing(len(fitting), [_kept_view(one, hot, now_s) for one in shown])
+        seen, now_s = await self._cache.contents.seen(shown), time.time()
+        views = [_kept_view(one, view, now_s) for one, view in zip(shown, seen, strict=True)]
+        return KeptListing(len(fitting), views)
 
     async def _kept(self) -> tuple[dict[str, float], dict[str, float]]:
         """The counters of today and of all time."""
         with contextlib.suppress(StoreUnavailable):
-            return await self._cache.tend(_look)
+            return await self._cache.contents.counters()
         return {}, {}
-
-
-def _count(inventory: Inventory, values: Mapping[str, float]) -> None:
-    store = inventory.store
-    store.records.count(values, time.time()).result()
-
-
-def _look(inventory: Inventory) -> tuple[dict[str, float], dict[str, float]]:
-    records = inventory.store.records
-    return records.counters(time.time()), records.counters()
 
 
 def _saved(kept_values: Mapping[str, float], waiting: Mapping[str, float]) -> Saved:
@@ -153,8 +142,7 @@ def _open_request(name: str, answer: Answer) -> OpenRequest:
     )
 
 
-def _kept_view(one: KeptConversation, hot: set[str], now_s: float) -> KeptView:
-    view = one.view
+def _kept_view(one: KeptConversation, view: ConversationView, now_s: float) -> KeptView:
     is_kept = one.is_pinned or one.ttl_s is None
     return KeptView(
         id=view.id,
@@ -163,7 +151,7 @@ def _kept_view(one: KeptConversation, hot: set[str], now_s: float) -> KeptView:
         num_turns=view.num_turns,
         disk_bytes=view.disk_bytes,
         own_bytes=view.own_bytes,
-        tier="hot" if one.end in hot else view.tier,
+        tier=view.tier,
         last_used_s=view.last_used_s,
         expires_in_s=None if is_kept else max(0.0, view.last_used_s + (one.ttl_s or 0.0) - now_s),
         is_pinned=one.is_pinned,

@@ -7,8 +7,8 @@ where it fails.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from runtime.cache.inventory_views import (
     ChainView,
@@ -20,9 +20,13 @@ from runtime.cache.inventory_views import (
     StatsView,
     VerifyView,
 )
+from runtime.errors import NothingKept, UnknownModel
 from runtime.progress import Watch
 from runtime.types import ModelSpec, Struct
 from store.keyed_names import Whom
+
+MIN_PREFIX = 4
+"""A name in lists is recognised by so many of its first letters."""
 
 
 class KeptConversation(NamedTuple):
@@ -47,11 +51,32 @@ class Pinned(Struct, frozen=True):
     num_tokens: int
 
 
+class ImportRequest(Struct, frozen=True):
+    """What is to be taken in: a file on this machine, by its absolute path, for a model.
+
+    Where the file does not say its tokens, they or the text they come from are given.
+    """
+
+    file: str
+    model: str
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+class Exchanged(Struct, frozen=True):
+    """What went to a file or came from it; slots that were here already are not new."""
+
+    file: str
+    model: str
+    num_tokens: int
+    num_new_slots: int = 0
+
+
 class Selection(NamedTuple):
-    """Conversations that go by a name, by their ids, and who is meant by that."""
+    """Conversations that go by a name, in terms of the store, and who is meant by that."""
 
     name: str
-    ids: Sequence[str]
+    found: Sequence[Any]
     whoms: Sequence[Whom]
 
 
@@ -210,6 +235,52 @@ class KvContents(Protocol):
         """Do now what is done now and then."""
         ...
 
+    async def take_in(self, spec: ModelSpec, wanted: ImportRequest, watch: Watch) -> Exchanged:
+        """Have a prompt-cache file of stock mlx-lm as slots.
+
+        Raises:
+            InterchangeFailed: it cannot be read, does not belong to the model, or has no room.
+        """
+        ...
+
     def jobs(self, is_busy: Callable[[], bool]) -> Sequence[StoreJob]:
         """What is to be done now and then; long work stops when `is_busy` says so."""
         ...
+
+
+def meant(
+    kept: KnownModels, name: str, configured: str | UnknownModel, known: Collection[str]
+) -> ModelSelection:
+    """What `name` means: a name that was asked, a model, or the beginning of a hash.
+
+    `configured` is the id that the catalog has for it, or why it has none; `known` are its models.
+
+    Raises:
+        UnknownModel: neither is there such a model, nor was there.
+    """
+    named = {*kept.asked, *kept.labels.values()}
+    names = {name} & named
+    if isinstance(configured, str):
+        names.add(configured)
+    if names:
+        return ModelSelection(frozenset(names))
+    if hashes := models_beginning(kept.labels, name):
+        return ModelSelection(frozenset(), frozenset(hashes))
+    assert isinstance(configured, UnknownModel)
+    raise configured if configured.reason else NothingKept(name, sorted({*known, *named} - {""}))
+
+
+def models_beginning(models: Iterable[bytes], prefix: str) -> set[bytes]:
+    """Those whose hash begins like that, if it is long enough."""
+    is_prefix = len(prefix) >= MIN_PREFIX
+    return {one for one in models if is_prefix and one.hex().startswith(prefix.lower())}
+
+
+def total(views: Sequence[RemovalView]) -> RemovalView:
+    """What several removals did together."""
+    return RemovalView(
+        num_conversations=sum(one.num_conversations for one in views),
+        num_slots=sum(one.num_slots for one in views),
+        is_cut=all(one.is_cut for one in views),
+        is_pending=any(one.is_pending for one in views),
+    )

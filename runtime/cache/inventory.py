@@ -17,7 +17,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from runtime.cache.compaction import cut_ends
-from runtime.cache.contents import KeptConversation, ModelSelection
+from runtime.cache.contents import MIN_PREFIX, KeptConversation
 from runtime.cache.inventory_views import (
     ChainView,
     ConversationView,
@@ -28,7 +28,7 @@ from runtime.cache.inventory_views import (
 )
 from runtime.cache.owned import INDEX, Merged, OpenStore
 from runtime.cache.repair import repair
-from runtime.errors import InterchangeFailed, NothingKept, UnknownConversation, UnknownModel
+from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.kv.prefix_tree import num_common
 from runtime.progress import Progress, Watch, unwatched
 from runtime.ranks import KvForm
@@ -46,7 +46,6 @@ from store.slots import read_header, read_token_ids, remove, slot_path, verify
 from store.turns import Folders, TurnTokens
 from store.types import ConversationRow, SlotPlace
 
-MIN_PREFIX = 4
 _CHECKPOINT_TRIES = 5
 _MAX_FORKS = 64
 """So many of the last ones are read: what is asked often has many, which are as much alike."""
@@ -192,10 +191,6 @@ class Inventory:
             leaves=tuple(link.leave for link in links),
             num_conversations=tuple(sharers.get(link.place.id, 0) for link in links),
         )
-
-    def models_beginning(self, prefix: str) -> set[bytes]:
-        is_prefix = len(prefix) >= MIN_PREFIX
-        return {m for m in self.labels() if is_prefix and m.hex().startswith(prefix.lower())}
 
     def identify(self, spec: ModelSpec, form: KvForm) -> bytes:
         """The model hash of a model as it is now.
@@ -486,38 +481,6 @@ def tokens_to(store: OpenStore, leaf: str | None) -> TurnTokens:
             return TurnTokens(token_ids, is_whole=False)
         token_ids += said[: link.leave - len(token_ids)]
     return TurnTokens(token_ids)
-
-
-def meant(
-    inventory: Inventory, name: str, configured: str | UnknownModel, known: Collection[str]
-) -> ModelSelection:
-    """What `name` means: a name that was asked, a model, or the beginning of a hash.
-
-    `configured` is the id that the catalog has for it, or why it has none; `known` are its models.
-
-    Raises:
-        UnknownModel: neither is there such a model, nor was there.
-    """
-    kept = inventory.store.database.read(removal.names) | set(inventory.labels().values())
-    names = {name} & kept
-    if isinstance(configured, str):
-        names.add(configured)
-    if names:
-        return ModelSelection(frozenset(names))
-    if hashes := inventory.models_beginning(name):
-        return ModelSelection(frozenset(), frozenset(hashes))
-    assert isinstance(configured, UnknownModel)
-    raise configured if configured.reason else NothingKept(name, sorted({*known, *kept} - {""}))
-
-
-def total(views: Sequence[RemovalView]) -> RemovalView:
-    """What several removals did together."""
-    return RemovalView(
-        num_conversations=sum(one.num_conversations for one in views),
-        num_slots=sum(one.num_slots for one in views),
-        is_cut=all(one.is_cut for one in views),
-        is_pending=any(one.is_pending for one in views),
-    )
 
 
 def _clear_traces(store: OpenStore) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from runtime.cache.contents import KeptConversation, Pinned
+from runtime.cache.contents import KeptConversation, Pinned, models_beginning
 from runtime.cache.inventory import Inventory
 from runtime.cache.inventory_views import ShownView, SlotNode, SlotView
 from runtime.errors import UnknownConversation
@@ -121,7 +121,7 @@ def _models_named(inventory: Inventory, name: str) -> set[bytes]:
     entries = inventory.store.database.read(listing.entries)
     asked = {entry.model for entry in entries if entry.name == name}
     labelled = {model for model, label in inventory.labels().items() if label == name}
-    return asked | labelled | inventory.models_beginning(name)
+    return asked | labelled | models_beginning(inventory.labels(), name)
 
 
 def _source(entry: Entry) -> str:

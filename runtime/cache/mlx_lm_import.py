@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-import msgspec
-
+from runtime.cache.contents import Exchanged, ImportRequest
 from runtime.cache.inventory import Inventory
 from runtime.cache.mlx_lm_exchange import done
 from runtime.config.settings import Settings
@@ -16,27 +15,6 @@ from runtime.mlx_lm_exchange import NOT_STOCK, Import
 from runtime.progress import Watch
 from runtime.types import ModelSpec
 from store import upkeep
-
-
-class ImportRequest(msgspec.Struct, frozen=True):
-    """What is to be taken in: a file on this machine, by its absolute path, for a model.
-
-    Where the file does not say its tokens, they or the text they come from are given.
-    """
-
-    file: str
-    model: str
-    prompt: str | None = None
-    token_ids: tuple[int, ...] | None = None
-
-
-class Exchanged(msgspec.Struct, frozen=True):
-    """What went to a file or came from it; slots that were here already are not new."""
-
-    file: str
-    model: str
-    num_tokens: int
-    num_new_slots: int = 0
 
 
 def take_in(

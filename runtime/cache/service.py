@@ -200,6 +200,10 @@ class KvStore:
         """Whether long work is to come to its end."""
         return self._life.stopping.is_set()
 
+    def hash_of(self, model: str) -> bytes | None:
+        """The model hash of a model that is loaded and has a disk."""
+        return self.memory.hash_of(model)
+
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are, as far as they are known."""
         return frozenset(one.model_hash for one in list(self._channels) if one.has_disk)

@@ -26,6 +26,7 @@ from api.http.chains import Chains
 from api.http.kv_access import KvAccess
 from runtime.cache.history import History
 from runtime.cache.inventory import tokens_to
+from runtime.cache.run_contents import RunContents
 from runtime.cache.service import KvStore
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import UnknownConversation
@@ -143,7 +144,7 @@ class Interleaving:
         catalog = Catalog(chosen, hub_cache=home / "hub")
         prewarm = Prewarm(chosen, supervisor, kv, lambda _: ())
         stored = Chains(history, chosen, kv.is_deleted)
-        self.access = KvAccess(chosen, catalog, kv, prewarm, stored)
+        self.access = KvAccess(catalog, kv, RunContents(kv, chosen), prewarm, stored)
         self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
         self.talks: list[Talk] = []
         self.probed: set[str] = set()

@@ -12,6 +12,7 @@ from api.agents.kv import AgentKv
 from api.http.chains import Chains
 from api.http.kv_access import KvAccess
 from runtime.cache.inventory_views import RemovalView
+from runtime.cache.run_contents import RunContents
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import UnknownConversation
 from runtime.models.catalog import Catalog
@@ -37,7 +38,7 @@ async def access_to(here: Home, home: Path) -> AsyncGenerator[KvAccess]:
     prewarm = Prewarm(settings, here.supervisor, here.kv, lambda _: ())
     async with living(home) as history:
         stored = Chains(history, settings, here.kv.is_deleted)
-        yield KvAccess(settings, catalog, here.kv, prewarm, stored)
+        yield KvAccess(catalog, here.kv, RunContents(here.kv, settings), prewarm, stored)
 
 
 async def ask(here: Home, session: str, *, model: str = "m", ttl_s: float | None = None) -> Usage:
