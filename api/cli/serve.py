@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from api.preflight import Preflight
 
 
+_SWITCH_S = 0.0005
+"""So long the event loop waits for the interpreter where another thread computes: once for each
+file that it looks at and each thread that it begins. Python's own 5 ms add up to a tenth of a
+second there.
+"""
+
+
 def serve(settings: Settings, _: argparse.Namespace) -> int:
     """Serve until a signal says stop; the exit code."""
     if (trouble := why_no_mlx()) is not None:
@@ -38,6 +45,7 @@ def serve(settings: Settings, _: argparse.Namespace) -> int:
     except OSError as error:
         sys.stderr.write(f"hearth: {why_not(settings, error)}\n")
         return 1
+    sys.setswitchinterval(_SWITCH_S)
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the start
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         failure = runner.run(_serve(settings, listener))

@@ -317,7 +317,7 @@ class WorkerProcess:
         settings = self._settings
         period_s = min(1.0, settings.heartbeat_timeout_s / 4, settings.wedge_timeout_s / 4)
         while self.stage in ("loading", "ready"):
-            self.crash_reporter.sample(self.pid, self.watchdog.last)
+            await self._look_at_memory()
             await asyncio.sleep(period_s)
             child = self._child
             if child is not None and self.stage == "loading":
@@ -331,6 +331,10 @@ class WorkerProcess:
                 why = f"The model {self.spec.id} {complaint.text}; it is being replaced."
                 _log.error("worker wedged", model=self.spec.id, pid=self.pid, why=complaint.text)
                 await self._put_down(WorkerWedged(why), is_silent=complaint.is_silent)
+
+    async def _look_at_memory(self) -> None:
+        """In a thread: the loop would wait for the interpreter at each of a dozen system calls."""
+        await asyncio.to_thread(self.crash_reporter.sample, self.pid, self.watchdog.last)
 
     def _go_on(self, child: Child) -> None:
         """Somebody stopped the process: nobody is to blame, and whoever waits for it shall not."""
@@ -348,7 +352,7 @@ class WorkerProcess:
     async def _ask_to_leave(self, *, has_kv: bool = False) -> None:
         """Once its KV can be written: its files may still be read for the name of it."""
         waited_s = await self.kv.named(self._settings.stop_timeout_s / 2) if has_kv else 0.0
-        self.crash_reporter.sample(self.pid, self.watchdog.last)
+        await self._look_at_memory()
         if self._ending is not None:
             self._ending.ask(waited_s)
 
