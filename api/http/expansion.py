@@ -15,7 +15,7 @@ from runtime.config.settings import Settings
 from runtime.types import ModelSpec
 
 _STEP_BYTES = 1 << 16
-_SEALED_FIELDS = (b"encrypted_content", b"signature", rb"\u")
+_SEALED_FIELDS = (b"encrypted_content", b"signature")
 
 
 class Expansion:
@@ -72,4 +72,6 @@ class Expansion:
 def may_expand(body: bytes | memoryview) -> bool:
     """Whether JSON may have sealed parts; the names of their fields may be written with escapes."""
     raw = bytes(body)
-    return any(name in raw for name in _SEALED_FIELDS)
+    if any(name in raw for name in _SEALED_FIELDS):
+        return True
+    return b"\\" in raw and rb"\u" in raw  # one character is found ten times as fast as two

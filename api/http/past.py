@@ -32,6 +32,8 @@ _NAMES = frozenset({"role", "type", "id", "tool_use_id", "call_id", "name"})
 _HALF = re.compile(
     r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\u[dD][89a-fA-F][\da-fA-F]{2}"
 )
+_HALF_MARKS = (b"\\ud", b"\\uD")
+"""Each is looked for in a step of its own, so that the loop turns between them."""
 _PAIR_LENGTH = 12
 _INSTEAD = r"\ufffd"
 
@@ -148,7 +150,7 @@ class Mended(NamedTuple):
 
 def with_whole_characters(body: bytes) -> Mended:
     """A body without halves of characters."""
-    if b"\\ud" not in body and b"\\uD" not in body:
+    if b"\\" not in body or not any(mark in body for mark in _HALF_MARKS):
         return Mended(body)
     whole, num_halves = whole_characters(body.decode("latin-1"))
     if not num_halves:
