@@ -69,6 +69,12 @@ def test_an_address_is_read_however_its_encoder_broke_it():
         assert image_of(url, 7, FIELD) == Image(at=7, field=FIELD, data=PNG)
 
 
+@pytest.mark.parametrize("num_more", [0, 1, 2, 3, 786_432])
+def test_a_long_image_is_decoded_in_steps_without_a_difference(num_more: int):
+    data = PNG + bytes(range(256)) * 3072 + bytes(num_more)  # longer than one step
+    assert image_of(data_url(data), 7, FIELD) == Image(at=7, field=FIELD, data=data)
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -77,6 +83,8 @@ def test_an_address_is_read_however_its_encoder_broke_it():
         ("data:image/png,AAAA", "base64"),
         ("data:image/png;base64", "base64"),
         ("data:image/png;base64,%%%", "not valid base64"),
+        ("data:image/png;base64,AA==AAAA", "not valid base64"),
+        (f"data:image/png;base64,{'A' * ((1 << 20) - 1)}=AAAA", "not valid base64"),
         ("http://example.org/a.png", "http:"),
         ("file:///etc/passwd", "file:"),
         ("/etc/passwd", "unknown"),
