@@ -40,6 +40,8 @@ from store.history.agent_rows import TurnRow
 
 _OF_A_TURN = frozenset({"messages", "stream", "stream_options", "n"})
 OF_A_GENERATE = _OF_A_TURN | {"id", "agent_id", "turn"}
+MAX_CONFIG_BYTES = 4 << 20
+"""Every answer repeats them, and each change reads them all."""
 _OF_A_CONVERSATION = frozenset(
     {
         *SESSION_NAMES,
@@ -101,10 +103,21 @@ def wanted_id(data: AgentCreate | AgentFork) -> str | None:
 
 
 def config_of(sent: Sent, before: bytes = b"{}") -> bytes:
-    """The config that these fields make of an earlier one, as JSON; null takes a field away."""
+    """The config that these fields make of an earlier one, as JSON; null takes a field away.
+
+    Raises:
+        InvalidRequest: they make it too long; `param` is the largest field.
+    """
     known = _raws_decoder.decode(before)
     kept = {name: raw for name, raw in known.items() if name not in sent.cleared}
     config = kept | {name: raw for name, raw in sent.given.items() if name not in OF_A_GENERATE}
+    if sum(map(len, config.values())) > max(MAX_CONFIG_BYTES, len(before)):
+        largest = max(config, key=lambda name: len(config[name]))
+        refuse(
+            largest,
+            f"has {len(config[largest])} bytes: all fields of an agent have at most "
+            f"{MAX_CONFIG_BYTES} together. Make it shorter, or send the rest as a message.",
+        )
     return _encode(config)
 
 

@@ -278,3 +278,15 @@ def test_a_turn_is_shown_as_openai_would_have_it():
             {"role": "tool", "content": "r", "tool_call_id": "call_1"},
         ],
     }
+
+
+def test_a_config_is_bounded_as_a_whole_and_a_longer_one_may_only_shrink():
+    half = "x" * (convert.MAX_CONFIG_BYTES // 2)
+    before = convert.config_of(sent(system=half))
+    with pytest.raises(InvalidRequest, match="at most 4194304 together") as caught:
+        convert.config_of(sent(metadata={"a": half + "y"}), before)
+    assert caught.value.param == "metadata"
+    longer = json.dumps({"system": 2 * half, "user": "me", "suffix": half}).encode()
+    assert convert.config_of(Sent({}, frozenset({"suffix"})), longer)
+    with pytest.raises(InvalidRequest):
+        convert.config_of(sent(user=half), longer)
