@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
+import os
 import random
 import statistics
 import tempfile
@@ -18,7 +20,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +38,9 @@ NUM_TOKENS = 128_000
 PERIOD_MS = 1.0
 AIM_MS = 5.0
 BODY_AIM_MS = 50.0
+_TRIES = 5
+_MOST_AGAIN = 40
+"""So many bodies that missed the aim are sent again by each process that sends some."""
 _REPORT = Path(__file__).parent / "loop_stall.json"
 _AFTER_S = 0.25
 """What follows an answer is the request's as well."""
@@ -103,6 +110,25 @@ class Stall(msgspec.Struct):
     """Where the server computed longest."""
 
 
+class Sent(msgspec.Struct):
+    """One body, and the longest stall until it was answered, in milliseconds. `cpu` is what the
+    loop's own thread computed for during that stall, `server` what all threads of the server did.
+    """
+
+    shape: str
+    where: str
+    num_bytes: int
+    status: int
+    longest_ms: float = 0.0
+    cpu_ms: float = 0.0
+    server_ms: float = 0.0
+    most_cpu_ms: float = 0.0
+    """The same between any two turns of the loop, the longest of each."""
+    most_server_ms: float = 0.0
+    again: list[tuple[float, float, float]] = []
+    """The longest stall of each further try: the whole of it, `cpu` and `server`."""
+
+
 class Bodies(msgspec.Struct):
     """Of nasty bodies to all routes: the longest stalls by shape, and how they were answered."""
 
@@ -114,6 +140,12 @@ class Bodies(msgspec.Struct):
     statuses: dict[str, int]
     share: float = 1.0
     """Of the bodies so many were sent, drawn by chance."""
+    lanes: int = 1
+    """So many servers were measured side by side, each on cores of its own."""
+    over: list[Sent] = []
+    """Those that missed the aim."""
+    greetings_again: list[float] = []
+    """The longest stall of each greeting while those were sent again."""
 
 
 class Figures(msgspec.Struct):
@@ -235,34 +267,124 @@ async def measure(rounds: int) -> Figures:
     return Figures(began, rounds, AIM_MS, stalls)
 
 
-async def measure_bodies(rounds: int, share: float) -> Bodies:
+def measure_bodies(rounds: int, share: float, lanes: int) -> Bodies:
     """To each route each shape, in each of the fields that it is meant for; a share of all that."""
-    dice = random.Random(1)
-    began, statuses = environment(), Counter[str]()
-    spans: dict[str, list[tuple[int, int]]] = {}
-    places: dict[str, list[str]] = {}
-    sizes: Counter[str] = Counter()
+    began = environment()
+    with ProcessPoolExecutor(lanes, get_context("spawn")) as pool:
+        parts = [pool.submit(_lane, lane, lanes, rounds, share) for lane in range(lanes)]
+        sent = [one for part in parts for one in part.result()[0]]
+        again = [one for part in parts for one in part.result()[1]]
+    by_shape: dict[str, list[Sent]] = {}
+    for one in sent:
+        by_shape.setdefault(one.shape, []).append(one)
+    stalls = [_of_shape(those) for those in by_shape.values()]
+    bodies = [one for one in sent if one.where]
+    statuses = Counter(str(one.status) for one in bodies)
+    over = sorted((one for one in bodies if one.longest_ms > BODY_AIM_MS), key=_longest)[::-1]
+    return Bodies(
+        began,
+        rounds,
+        BODY_AIM_MS,
+        stalls[0],
+        stalls[1:],
+        dict(sorted(statuses.items())),
+        share,
+        lanes,
+        over,
+        [one.longest_ms for one in again],
+    )
+
+
+def _longest(one: Sent) -> float:
+    return one.longest_ms
+
+
+def _lane(lane: int, lanes: int, rounds: int, share: float) -> tuple[list[Sent], list[Sent]]:
+    """What one process sends to a server on its part of the cores, and greetings that were sent
+    between those that were sent again.
+    """
+    if lanes > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        num = len(cores) // lanes
+        os.sched_setaffinity(0, cores[lane * num : (lane + 1) * num])
+    sent = asyncio.run(_sent(rounds, _drawn(share, lane, lanes)))
+    bodies = [one for one in sent if one.where]
+    over = sorted((one for one in bodies if one.longest_ms > BODY_AIM_MS), key=_longest)
+    chosen = {id(one) for one in over[-_MOST_AGAIN:]}
+    numbers = {number for number, one in enumerate(bodies) if id(one) in chosen}
+    if not numbers:
+        return sent, []
+    again = asyncio.run(_sent(rounds, _only(_drawn(share, lane, lanes), numbers), _TRIES))
+    tries = iter([one for one in again if one.where])
+    for number in sorted(numbers):
+        those = itertools.islice(tries, _TRIES)
+        bodies[number].again = [(one.longest_ms, one.cpu_ms, one.server_ms) for one in those]
+    return sent, [one for one in again if not one.where]
+
+
+def _drawn(share: float, lane: int, lanes: int) -> Callable[[], bool]:
+    """Of those that are drawn by chance one in so many."""
+    dice, numbers = random.Random(1), itertools.count()
+    return lambda: dice.random() < share and next(numbers) % lanes == lane
+
+
+def _only(is_drawn: Callable[[], bool], chosen: set[int]) -> Callable[[], bool]:
+    """Of those that are drawn the ones with these numbers."""
+    numbers = itertools.count()
+    return lambda: is_drawn() and next(numbers) in chosen
+
+
+async def _sent(rounds: int, is_drawn: Callable[[], bool], tries: int = 1) -> list[Sent]:
+    """All that are drawn, so many times each, and a greeting before those of each route."""
+    sent: list[Sent] = []
+    spans: list[tuple[int, int]] = []
     greeting, settings = asks("round 0")[0], Settings(home=Path("/nowhere"))
     async with watched() as (server, beats):
         answered(server.port, greeting)
         answered(server.port, Ask("", "/v1/agents", b'{"id": "nobody"}'))
         for _ in range(rounds):
             for route in routes(settings, "bench"):
-                spans.setdefault("", []).append(await _span(server, greeting))
-                for one in one_of_each(route, is_drawn=lambda: dice.random() < share):
+                spans.append(await _span(server, greeting))
+                sent.append(Sent(greeting.shape, "", len(greeting.body), 200))
+                for one in one_of_each(route, is_drawn=is_drawn):
                     ask = Ask(one.shape, route.path, one.body, method=route.method)
-                    since_ns = time.monotonic_ns()
-                    status = await asyncio.to_thread(answered, server.port, ask)
-                    spans.setdefault(one.shape, []).append((since_ns, time.monotonic_ns()))
-                    places.setdefault(one.shape, []).append(
-                        f"{one.field} of {route.path} {one.way}".strip()
-                    )
-                    statuses[str(status)] += 1
-                    sizes[one.shape] = max(sizes[one.shape], len(one.body))
-    of_greeting = stall(greeting.shape, len(greeting.body), spans.pop(""), beats)
-    stalls = [stall(one, sizes[one], those, beats, places[one]) for one, those in spans.items()]
-    answers = dict(sorted(statuses.items()))
-    return Bodies(began, rounds, BODY_AIM_MS, of_greeting, stalls, answers, share)
+                    where = f"{one.field} of {route.path} {one.way}".strip()
+                    for _ in range(tries):
+                        since_ns = time.monotonic_ns()
+                        status = await asyncio.to_thread(answered, server.port, ask)
+                        spans.append((since_ns, time.monotonic_ns()))
+                        sent.append(Sent(one.shape, where, len(one.body), status))
+    return [_stalled(one, _inside(span, beats)) for one, span in zip(sent, spans, strict=True)]
+
+
+def _stalled(one: Sent, beats: Sequence[Beat]) -> Sent:
+    if not beats:
+        return one
+    longest = max(beats, key=lambda beat: beat.late_ns)
+    return msgspec.structs.replace(
+        one,
+        longest_ms=_ms(longest.late_ns),
+        cpu_ms=_ms(longest.cpu_ns),
+        server_ms=_ms(longest.server_ns),
+        most_cpu_ms=_ms(max(beat.cpu_ns for beat in beats)),
+        most_server_ms=_ms(max(beat.server_ns for beat in beats)),
+    )
+
+
+def _of_shape(sent: Sequence[Sent]) -> Stall:
+    most = max(sent, key=lambda one: one.most_server_ms)
+    late, cpu = [one.longest_ms for one in sent], [one.most_cpu_ms for one in sent]
+    server = [one.most_server_ms for one in sent]
+    figures = (value for those in (late, cpu, server) for value in _most_and_median(those))
+    return Stall(most.shape, max(one.num_bytes for one in sent), *figures, where=most.where)
+
+
+def _most_and_median(values: Sequence[float]) -> tuple[float, float]:
+    return round(max(values), 2), round(statistics.median(values), 2)
+
+
+def _ms(ns: int) -> float:
+    return round(ns / 1e6, 2)
 
 
 async def _span(server: Hearth, ask: Ask) -> tuple[int, int]:
@@ -273,29 +395,16 @@ async def _span(server: Hearth, ask: Ask) -> tuple[int, int]:
 
 
 def stall(
-    shape: str,
-    num_bytes: int,
-    spans: Sequence[tuple[int, int]],
-    beats: Sequence[Beat],
-    places: Sequence[str] = (),
+    shape: str, num_bytes: int, spans: Iterable[tuple[int, int]], beats: Sequence[Beat]
 ) -> Stall:
-    """What became of the requests in these spans of time, which were sent to these places."""
-    most: list[Beat] = []
-    for since_ns, until_ns in spans:
-        inside = [one for one in beats if since_ns <= one.at_ns <= until_ns]
-        most.append(Beat(*map(max, zip(*inside, strict=True))) if inside else Beat(0, 0, 0, 0))
-    _, late, cpu, server = ([ns / 1e6 for ns in those] for those in zip(*most, strict=True))
-    return Stall(
-        shape,
-        num_bytes,
-        longest_ms=round(max(late), 2),
-        median_ms=round(statistics.median(late), 2),
-        longest_cpu_ms=round(max(cpu), 2),
-        median_cpu_ms=round(statistics.median(cpu), 2),
-        longest_server_ms=round(max(server), 2),
-        median_server_ms=round(statistics.median(server), 2),
-        where=places[server.index(max(server))] if places else "",
+    """What became of the requests in these spans of time."""
+    return _of_shape(
+        [_stalled(Sent(shape, "", num_bytes, 200), _inside(span, beats)) for span in spans]
     )
+
+
+def _inside(span: tuple[int, int], beats: Sequence[Beat]) -> list[Beat]:
+    return [one for one in beats if span[0] <= one.at_ns <= span[1]]
 
 
 def main() -> None:
@@ -304,14 +413,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--bodies", action="store_true", help="nasty bodies to all routes instead")
     parser.add_argument("--share", type=float, default=1.0, help="of the nasty bodies")
+    parser.add_argument("--lanes", type=int, default=1, help="servers for them side by side")
     parser.add_argument("--json", type=Path, default=_REPORT)
     arguments = parser.parse_args()
     print("longest and median stall, ms; computed on the loop's thread; by all of the server")
     if arguments.bodies:
         figures = msgspec.json.decode(_REPORT.read_bytes(), type=Figures)
-        figures.bodies = asyncio.run(measure_bodies(arguments.rounds, arguments.share))
+        figures.bodies = measure_bodies(arguments.rounds, arguments.share, arguments.lanes)
         _show([figures.bodies.greeting, *figures.bodies.stalls])
-        print(figures.bodies.statuses)
+        for one in figures.bodies.over:
+            print(one.longest_ms, one.cpu_ms, one.server_ms, one.shape, one.where, one.again)
+        print(figures.bodies.statuses, figures.bodies.greetings_again)
     else:
         figures = asyncio.run(measure(arguments.rounds))
         _show(figures.stalls)
