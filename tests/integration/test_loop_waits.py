@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-import time
 from pathlib import Path
 
 from tests.running_server import started
 from tests.tiny_models import write_model
+from tests.waiting import until
 
 _NOTES = """
-import atexit, json, os, sys, threading
+import os, sys, threading
 
-opened = []
+notes = os.open(
+    os.path.join(os.environ["NOTES"], str(os.getpid())), os.O_CREAT | os.O_APPEND | os.O_WRONLY
+)
 
 def note(event, arguments):
-    if event == "open" and threading.current_thread() is threading.main_thread():
-        opened.append(str(arguments[0]))
-
-def tell():
-    with open(os.path.join(os.environ["NOTES"], str(os.getpid())), "w") as file:
-        json.dump({"switch_s": sys.getswitchinterval(), "opened": opened}, file)
+    if event == "open" and str(arguments[0]).startswith("/proc/"):
+        whose = "loop" if threading.current_thread() is threading.main_thread() else "thread"
+        line = f"{sys.getswitchinterval()} {whose} {arguments[0]}\\n"
+        os.write(notes, line.encode())
 
 sys.addaudithook(note)
-atexit.register(tell)
 """
 
 
@@ -38,9 +37,13 @@ def test_the_loop_gets_the_interpreter_soon_and_seldom_gives_it_away(tmp_path: P
     config = 'default_model = "tiny"'
     with started(home, config=config, is_fresh=True, PYTHONPATH=path, NOTES=str(notes)) as server:
         server.wait_until_ready()
-        worker = server.worker_pid()
-        time.sleep(2.5)  # it is looked at twice
+        looked_at = f"/proc/{server.worker_pid()}/statm"
+
+        def looks() -> list[list[str]]:
+            lines = (notes / str(server.process.pid)).read_text().splitlines()
+            return [line.split() for line in lines if line.endswith(looked_at)]
+
+        asyncio.run(until(lambda: len(looks()) >= 2, "its worker is looked at twice"))
         server.stop()
-        told = json.loads((notes / str(server.process.pid)).read_text())
-    assert told["switch_s"] <= 0.001
-    assert f"/proc/{worker}/statm" not in told["opened"]
+        assert {whose for _, whose, _ in looks()} == {"thread"}
+        assert all(float(switch_s) <= 0.001 for switch_s, _, _ in looks())
