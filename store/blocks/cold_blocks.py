@@ -82,6 +82,22 @@ class ColdBlocks:
             there.append(key)
         return there
 
+    def read(self, key: BlockKey, *, is_state: bool) -> int:
+        """The bytes of a file there, all of which is unpacked.
+
+        Raises:
+            SlotMissing, SlotDamaged: it is not to be had.
+            ColdAway: the store is away.
+        """
+        with self._store.get(cold_id(key, is_state=is_state)) as source:
+            unpacked = UnpackedBytes(source)
+            front = unpack_front(STATE if is_state else SLOT, unpacked.front)
+            for entry in front.entries:
+                for _ in unpacked.tensor(entry):
+                    pass
+            unpacked.end()
+        return front.file_bytes
+
     def remove(self, key: BlockKey) -> bool:
         """Have nothing of a block there; False where the store is away."""
         try:
@@ -146,9 +162,14 @@ class ColdBlocks:
             is_there = False
         finally:
             staged.unlink(missing_ok=True)
-        if not is_there and key in heads.kept.blocks:
-            with heads.lock:
-                sizes = heads.kept.blocks[key].sizes
-                gone = sizes._replace(cold_state=0) if is_state else sizes._replace(cold_slot=0)
-                heads.set_cold(key, gone)
+        if not is_there:
+            self.lose(key, is_state=is_state)
         return is_there
+
+    def lose(self, key: BlockKey, *, is_state: bool) -> None:
+        """Have no file of a block there that is of no use. Raises ColdAway."""
+        self._store.delete(cold_id(key, is_state=is_state))
+        with self._heads.lock:
+            if (block := self._heads.kept.blocks.get(key)) is not None:
+                gone = {"cold_state" if is_state else "cold_slot": 0}
+                self._heads.set_cold(key, block.sizes._replace(**gone))

@@ -226,6 +226,8 @@ class Heads:
         end, now_s = self._end_of(head, token_ids, blocks), self.now_s()
         ids = {self._ends.get((head.owner, one)) for one in (head.continues, end)} - {head.id}
         before = [self.known[one] for one in ids if one is not None]
+        if head.owner.session and not head.is_pinned and any(one.head.is_pinned for one in before):
+            head = self._pinned(path, head, token_ids)
         before = [one for one in before if head.is_pinned or not one.head.is_pinned]
         placed = None if path is None else self._place(path, head, blocks)
         hits = [decayed_hits(one.hits, now_s - one.last_used_s) + 1 for one in before]
@@ -248,6 +250,17 @@ class Heads:
         with suppress(StoreFull, StoreFailed):  # they go with what is forgotten next
             self._forget(())
         return known
+
+    def _pinned(self, path: Path | None, head: Head, token_ids: Sequence[int]) -> Head:
+        """Have a staged head pinned: what a pinned conversation becomes stays as well."""
+        head = msgspec.structs.replace(head, is_pinned=True)
+        if path is not None:
+            staged = self.staging_path()
+            self._before_change()
+            write_head(staged, head, token_ids, read_end(path))
+            with reported(path):
+                staged.replace(path)
+        return head
 
     @_alone
     def note(self, keys: Iterable[BlockKey]) -> None:
@@ -285,6 +298,11 @@ class Heads:
             raise
 
     @_alone
+    def forget_damaged(self, head_id: str) -> list[BlockKey]:
+        """Have no head any more whose file is damaged; the blocks that leave with it."""
+        return self._forget([head_id])
+
+    @_alone
     def fork(self, head_id: str, session: bytes, end: int) -> KnownHead:
         """A head of another session that has the first `end` tokens of this one.
 
@@ -297,6 +315,7 @@ class Heads:
             id=uuid4().hex,
             owner=head.owner._replace(session=session),
             num_tokens=end,
+            is_pinned=False,
             continues=b"",
             turns=tuple(one for one in head.turns if one.end <= end),
         )

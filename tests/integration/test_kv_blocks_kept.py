@@ -116,7 +116,7 @@ async def test_what_is_deleted_is_neither_on_disk_nor_in_memory(home: Path):
         await reused(supervisor, prompt(1), session_id="goes")
         await reused(supervisor, prompt(2), session_id="stays")
         await kept(kv, 2)
-        assert (await kv.delete(Whom(session_id="goes"))) is not None
+        assert (await kv.delete(Whom(session_id="goes"))).num_pieces is not None
         assert num_heads(kv) == 1
         assert (await reused(supervisor, prompt(1))).num_tokens == 0
         assert (await reused(supervisor, prompt(2))).tier == "hot"
@@ -272,7 +272,7 @@ async def test_what_is_in_memory_of_a_conversation_is_told_and_brought_back(home
         await reused(supervisor, prompt(2), session_id="other")
         one = kv.inventory().find("one")
         assert await kv.memory.num_held([one.last.head.id]) == {}
-        assert await kv.memory.bring(one) >= NUM_TOKENS
+        assert await kv.memory.bring(one.last.head.id) >= NUM_TOKENS
         whole = NUM_TOKENS - NUM_TOKENS % 256
 
         held: dict[str, int] = {}
@@ -311,7 +311,7 @@ async def test_a_conversation_without_a_session_is_deleted_by_its_head(home: Pat
         await reused(supervisor, branch)
         await until(lambda: len(known_heads(kv)) >= 2, "both are known")
         sizes = {one.head.num_tokens: one.head.id for one in known_heads(kv)}
-        assert await kv.delete_head(sizes[max(sizes)])
+        assert (await kv.delete_head(sizes[max(sizes)])).num_conversations == 1
         use = await reused(supervisor, prompt(1), mode="prefix")
         assert use.num_tokens == 1024
         assert (await reused(supervisor, branch)).num_tokens == len(branch.token_ids) - 1

@@ -507,8 +507,6 @@ class Machine(RuleBasedStateMachine):
         session = self.session[conversation] = b"f%d" % conversation
         if source in self.short:
             self.short.add(conversation)
-        if source in self.pinned:
-            self.pinned.add(conversation)
 
         def work() -> None:
             with self.evicting():

@@ -11,15 +11,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from runtime.cache.contents import MIN_PREFIX
 from runtime.cache.inventory_views import ConversationView
 from runtime.errors import UnknownConversation
-from store.blocks.head_file import KnownHead
+from store.block_names import pack_ids
+from store.blocks.head_file import Head, KnownHead
 from store.blocks.heads import Heads
 from store.blocks.slots import BlockKey
 from store.blocks.tree import Block
-from store.keyed_names import conversation_key
+from store.keyed_names import Chain, Whom, conversation_key
 
-MIN_PREFIX = 4
+
+def conversation_of(head: Head) -> object:
+    """The same for all heads of a conversation, and for no others."""
+    owner = head.owner
+    return (owner.session, owner.asked, head.model) if owner.session else head.id
 
 
 class Conversation(NamedTuple):
@@ -47,11 +53,20 @@ class BlockNode(NamedTuple):
 
 
 class Inventory:
-    """What `heads` has. `secret` keys session ids; `wall_s` turns trusted time into wall time."""
+    """What `heads` has, or only what of that is on disk. `secret` keys session ids; `wall_s` turns
+    trusted time into wall time.
+    """
 
     def __init__(
-        self, heads: Heads, block_size: int, secret: bytes, wall_s: Callable[[float], float]
+        self,
+        heads: Heads,
+        block_size: int,
+        secret: bytes,
+        wall_s: Callable[[float], float],
+        *,
+        on_disk: bool = False,
     ) -> None:
+        self._on_disk = on_disk
         self._heads = heads
         self._block_size = block_size
         self._secret = secret
@@ -60,13 +75,11 @@ class Inventory:
     def conversations(self) -> list[Conversation]:
         """Everything there is, the latest used first."""
         with self._heads.lock:
-            known = sorted(self._heads.known.values(), key=lambda one: -one.last_used_s)
-        found: dict[tuple[object, ...], list[KnownHead]] = {}
+            there = (one for one in self._heads.known.values() if one.path or not self._on_disk)
+            known = sorted(there, key=lambda one: -one.last_used_s)
+        found: dict[object, list[KnownHead]] = {}
         for one in known:
-            head = one.head
-            whose = (head.owner.session, head.owner.asked, head.model)
-            key = whose if head.owner.session else (head.id,)
-            found.setdefault(key, []).append(one)
+            found.setdefault(conversation_of(one.head), []).append(one)
         return [
             Conversation(heads[0].head.owner.session.hex() or heads[0].head.id, heads)
             for heads in found.values()
@@ -142,6 +155,10 @@ class Inventory:
             is_named=one.is_named,
         )
 
+    def whom_of(self, head_id: str) -> Whom:
+        """As `whom_of`."""
+        return whom_of(self._heads, head_id, self._block_size)
+
     def blocks(self, one: Conversation) -> list[BlockNode]:
         """The blocks of its last head, the first one first."""
         with self._heads.lock:
@@ -176,3 +193,21 @@ class Inventory:
                 return node.start
         has_end = known.head.layout or known.head.num_tokens == len(chain) * self._block_size
         return known.head.num_tokens if has_end else len(chain) * self._block_size
+
+
+def whom_of(heads: Heads, head_id: str, block_size: int) -> Whom:
+    """By what a conversation without a session id is recognised: the tokens of its head.
+
+    Raises:
+        UnknownConversation: there is no such head any more.
+        SlotMissing, SlotDamaged, StoreFailed: it cannot be read.
+    """
+    with heads.lock:
+        if head_id not in heads.known:
+            raise UnknownConversation(
+                f"The conversation {head_id} has gone meanwhile.", "conversation"
+            )
+        head, token_ids = heads.read(head_id)
+        shared = heads.num_shared(head_id, token_ids)
+    chain = Chain(pack_ids(token_ids), shared, shared, head.owner.root, block_size)
+    return Whom(model=head.name, chain=chain)

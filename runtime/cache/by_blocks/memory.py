@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from runtime.cache.by_blocks.channel import BlockChannel
-from runtime.cache.by_blocks.inventory import Conversation
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.lifecycle import StoreLife
 from runtime.kv_messages import Awaited, Recall
 from store.block_names import pack_ids
+from store.blocks.head_file import HeadFile
 from store.blocks.heads import Heads
+from store.errors import SlotDamaged, SlotMissing
 
 
 class HeadPath(NamedTuple):
@@ -40,6 +42,13 @@ def path_of(heads: Heads, head_id: str) -> HeadPath | None:
         if not names or known.end != names[-1]:
             names.append(known.end)
         return HeadPath(known.head.model, tuple(names), known.head.num_tokens)
+
+
+def _read(heads: Heads, head_id: str) -> HeadFile | None:
+    """A head with its tokens, if it is to be had. Raises StoreFailed."""
+    with heads.lock, suppress(SlotDamaged, SlotMissing):
+        return heads.read(head_id) if head_id in heads.known else None
+    return None
 
 
 class WorkersMemory:
@@ -77,16 +86,19 @@ class WorkersMemory:
                     found[head_id] = max(found.get(head_id, 0), self._num_first(path, there))
         return {head_id: num for head_id, num in found.items() if num}
 
-    async def bring(self, one: Conversation) -> int:
-        """Have the KV of a conversation in memory soon; its tokens, 0 where nobody could."""
-        head = one.last.head
-        channels = [channel for channel in self._channels if channel.model_hash == head.model]
-        read = (
-            await self._life.attempt(lambda store: store.heads.read(head.id)) if channels else None
-        )
+    async def bring(self, head_id: str) -> int:
+        """Have a conversation that ends with this head in memory soon; its tokens, 0 where nobody
+        could.
+        """
+        paths = self._paths([head_id])
+        channels = [channel for path in paths for channel in self._of(path.model)]
+        if not channels:
+            return 0
+        read = await self._life.attempt(lambda store: _read(store.heads, head_id))
         if read is None:
             return 0
-        for path in self._paths([head.id]):
+        head = read.head
+        for path in paths:
             num_tokens = head.num_tokens - head.num_tokens % self._block_size
             token_ids = pack_ids(array("I", read.token_ids[:num_tokens]))
             names = path.names[: num_tokens // self._block_size]

@@ -20,6 +20,7 @@ from runtime.kv_messages import Ended
 from store import ownership, upkeep
 from store.block_names import HashChain
 from store.blocks.cold_blocks import ColdBlocks
+from store.blocks.head_file import KnownHead
 from store.blocks.heads import Heads, Published, TurnedAway
 from store.blocks.index import Index
 from store.blocks.room import Limits, Room
@@ -30,7 +31,15 @@ from store.cold_gate import ColdGate
 from store.cold_owner import Claim
 from store.database import Database
 from store.disk import disk_bytes, make_directory
-from store.errors import IndexDamaged, SlotMissing, StoreError, StoreLocked, StoreLost
+from store.errors import (
+    ColdAway,
+    IndexDamaged,
+    SlotDamaged,
+    SlotMissing,
+    StoreError,
+    StoreLocked,
+    StoreLost,
+)
 from store.file_kinds import KV
 from store.opening import open_database
 from store.ownership import Ownership
@@ -42,6 +51,9 @@ from store.types import Tier
 INDEX = "blocks.db"
 SLOTS = "slots"
 HEADS = "heads"
+
+_SERVER = "server"
+"""What the server's own allowance goes by."""
 
 _LOOK_AT_OTHERS_S = 10.0
 """So long it is believed what files take that are neither slots nor heads."""
@@ -75,14 +87,19 @@ class BlockStore:
         self.cold: ColdGate | None = None
         self.counts: Counter[str] = Counter()
         self._others = (0.0, 0)
-        blocks = None
+        self._cold_blocks: ColdBlocks | None = None
         if terms.cold_store is not None:
             had_cold = self.heads.kept.cold_bytes > 0
             claim = Claim(self.root, owned.secret, terms.cold_store, lambda: had_cold)
             self.cold = ColdGate(_cold_at(self.root, terms.cold_store), claim)
-            blocks = ColdBlocks(self.heads, self.cold)
+            self._cold_blocks = ColdBlocks(self.heads, self.cold)
         self.room = Room(
-            self.heads, terms.limits, self._disk_room, self._other_bytes, time.time, blocks
+            self.heads,
+            terms.limits,
+            self._disk_room,
+            self._other_bytes,
+            time.time,
+            self._cold_blocks,
         )
 
     @property
@@ -151,6 +168,34 @@ class BlockStore:
         """A worker removed these slots, which were not as they were written."""
         self.counts["evicted_damaged"] += len(keys)
         self.heads.note(keys)
+
+    def read_cold(self, key: BlockKey, *, is_state: bool) -> int:
+        """The bytes of a file in the cold store, if it is whole; a damaged one goes.
+
+        Raises:
+            SlotMissing, SlotDamaged: it is not to be had.
+            ColdAway: the cold store is away, or there is none.
+        """
+        if self._cold_blocks is None:
+            raise ColdAway("there is no cold store")
+        try:
+            return self._cold_blocks.read(key, is_state=is_state)
+        except (SlotDamaged, SlotMissing):
+            self._cold_blocks.lose(key, is_state=is_state)
+            raise
+
+    def branch(self, source: KnownHead, session: bytes, end: int) -> None:
+        """Let another session have the first `end` tokens of a head, if there is room for that."""
+        given = self.room.allow(_SERVER, source.num_bytes)
+        try:
+            if given >= source.num_bytes:
+                self.heads.fork(source.head.id, session, end)
+        finally:
+            self.room.settle(_SERVER, given)
+
+    def finish_cold(self) -> bool:
+        """Remove from the cold store what no head goes through; whether all of it is gone."""
+        return self._cold_blocks is None or self._cold_blocks.finish()
 
     def bring(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """As `Room.bring`."""

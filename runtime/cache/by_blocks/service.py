@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import structlog
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from runtime import kv_sizes
 from runtime.cache.by_blocks.channel import BlockChannel
-from runtime.cache.by_blocks.inventory import Inventory
+from runtime.cache.by_blocks.inventory import Inventory, conversation_of, whom_of
 from runtime.cache.by_blocks.memory import WorkersMemory
 from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
 from runtime.cache.deletion_log import DeletionLog, Receipt
@@ -46,12 +46,12 @@ from runtime.models.identified import Identity
 from runtime.slot_events import Forget, HotBudget, RoomWanted, SliceLearned
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
-from store.block_names import HashChain, pack_ids
+from store.block_names import HashChain
 from store.blocks.head_file import Head, HeadFile, Owner
 from store.blocks.heads import Heads, Published, TurnedAway, Whom
 from store.blocks.room import Limits
 from store.blocks.slots import BlockKey, Slots
-from store.keyed_names import Asker, Chain, conversation_key, keyed_hash
+from store.keyed_names import Asker, conversation_key, keyed_hash
 from store.keyed_names import Whom as Named
 from store.types import ModelRow, RunFigures
 from store.upkeep import disk_room
@@ -69,6 +69,26 @@ _KEEP_S = 60.0
 _TROUBLES = frozenset({"full", "failed"})
 
 _log = structlog.stdlib.get_logger("hearth.store")
+
+
+class Removed(NamedTuple):
+    """What a deletion removed: conversations, blocks on disk, and pieces of workers' memory.
+
+    `num_pieces` is None where a worker has not dropped it yet, which it does before anything that
+    it reads after that.
+    """
+
+    num_conversations: int
+    num_slots: int
+    num_pieces: int | None
+
+
+class _Gone(NamedTuple):
+    """The blocks and ends that nobody has any more, and what left with them."""
+
+    keys: list[BlockKey]
+    num_conversations: int = 0
+    num_slots: int = 0
 
 
 class BlockKvStore:
@@ -193,8 +213,9 @@ class BlockKvStore:
         is_up = self.status.state == "ok" if self.status.state != "off" else None
         return KvFigures(models, counts, self._disk, self._life.reach.is_away, is_up)
 
-    def inventory(self) -> Inventory:
-        """What is kept on disk, and in memory only where that has names of the store.
+    def inventory(self, *, on_disk: bool = False) -> Inventory:
+        """What is kept on disk; unless that is asked for alone, what is in memory only as well,
+        where it has names of the store.
 
         Raises:
             StoreUnavailable: there is no store.
@@ -203,13 +224,12 @@ class BlockKvStore:
         if store is None:
             raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
         size, wall_s = self._settings.block_size, store.clock.wall_s
-        return Inventory(store.heads, size, store.secret, wall_s)
+        return Inventory(store.heads, size, store.secret, wall_s, on_disk=on_disk)
 
     def hint(self, whom: Named, pause_s: float | None, *, is_over: bool) -> None:
         """These conversations go on in so many seconds, or not at all."""
         for heads in self.all_heads():
-            secret = b"" if heads is self._unnamed else self.secret
-            meant = _heads_meant(secret, whom, None)
+            meant = _heads_meant(self.secret_of(heads), whom, None)
             with heads.lock:
                 ids = [i for i, one in heads.known.items() if meant.means(one.head)]
             self.memory.hint(ids, pause_s, is_over=is_over)
@@ -219,13 +239,18 @@ class BlockKvStore:
         store = self._life.store
         return [self._unnamed] if store is None else [self._unnamed, store.heads]
 
+    def secret_of(self, heads: Heads) -> bytes:
+        """What keys the owners of these heads."""
+        return b"" if heads is self._unnamed else self.secret
+
+    def hash_of(self, model: str) -> bytes | None:
+        """The model hash of a model that is loaded and has a disk."""
+        return next((c.model_hash for c in self.loaded() if model in c.spec.names), None)
+
     # Deleting
 
-    async def delete(self, whom: Named, models: Collection[bytes] | None = None) -> int | None:
+    async def delete(self, whom: Named, models: Collection[bytes] | None = None) -> Removed:
         """Delete what these said, on disk and in memory, and what is on its way of it.
-
-        How many pieces of memory it was; None where a worker has not dropped it yet, which it does
-        before anything that it reads after that.
 
         Raises:
             StoreUnavailable: what is on disk is not deleted; what is in memory is.
@@ -235,13 +260,14 @@ class BlockKvStore:
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
         gone = await self._life.attempt(
-            lambda store: store.heads.delete(_heads_meant(store.secret, whom, models), number)
+            lambda store: _deleted(store.heads, _heads_meant(store.secret, whom, models), number)
         )
         is_deleted = gone is not None or not self._settings.kv_disk
-        gone = [*(gone or ()), *self._unnamed.delete(_heads_meant(b"", whom, models), number)]
-        return await self._dropped(before, news, gone, is_deleted=is_deleted)
+        unnamed = _deleted(self._unnamed, _heads_meant(b"", whom, models), number)
+        every = [one for one in (gone, unnamed) if one is not None]
+        return await self._dropped(before, news, every, is_deleted=is_deleted)
 
-    async def delete_head(self, head_id: str) -> int | None:
+    async def delete_head(self, head_id: str) -> Removed:
         """The same of a conversation without a session id, which this head is.
 
         Raises:
@@ -254,21 +280,15 @@ class BlockKvStore:
             message = f"The conversation {head_id} has gone meanwhile."
             raise UnknownConversation(message, "conversation")
 
-        def whose() -> tuple[Named, bytes]:
-            head, token_ids = heads.read(head_id)
-            shared, root = heads.num_shared(head_id, token_ids), head.owner.root
-            size = self._settings.block_size
-            chain = Chain(pack_ids(token_ids), shared, shared, root, size)
-            return Named(model=head.name, chain=chain), head.model
-
-        found = await self._with(heads, whose)
-        if found is None:
+        size, model = self._settings.block_size, heads.known[head_id].head.model
+        whom = await self._with(heads, lambda: whom_of(heads, head_id, size))
+        if whom is None:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
-        whom, model = found
         before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, {model})
-        gone = await self._with(heads, lambda: heads.delete_head(head_id, news.number))
-        return await self._dropped(before, news, gone or (), is_deleted=gone is not None)
+        gone = await self._with(heads, lambda: _deleted_head(heads, head_id, news.number))
+        every = [gone] if gone is not None else []
+        return await self._dropped(before, news, every, is_deleted=bool(every))
 
     async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
         """What is done to the store's heads is done in its thread; None where it fails."""
@@ -277,15 +297,15 @@ class BlockKvStore:
         return await self._life.attempt(lambda _: work())
 
     async def _dropped(
-        self, before: Receipt, news: Forget, gone: Iterable[BlockKey], *, is_deleted: bool
-    ) -> int | None:
-        """Have the workers keep nothing of what was deleted; how many pieces they had of it.
+        self, before: Receipt, news: Forget, gone: Sequence[_Gone], *, is_deleted: bool
+    ) -> Removed:
+        """Have the workers keep nothing of what was deleted; what that was.
 
         Heads of it may be on their way until the workers have dropped it: the deletion is known
         for as long as the receipt `before` is held.
         """
         by_model: dict[bytes, list[bytes]] = {}
-        for key in gone:
+        for key in (key for one in gone for key in one.keys):
             by_model.setdefault(key.model, []).append(key.name)
         asking: list[Coroutine[Any, Any, int | None]] = []
         for channel in list(self._channels):
@@ -296,7 +316,11 @@ class BlockKvStore:
             await asyncio.wait(publishing)
         if not is_deleted:
             raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
-        return None if None in told else sum(filter(None, told))
+        return Removed(
+            sum(one.num_conversations for one in gone),
+            sum(one.num_slots for one in gone),
+            None if None in told else sum(filter(None, told)),
+        )
 
     def _drop(self, keys: Iterable[BlockKey]) -> None:
         """Have no worker keep in memory what nobody has any more."""
@@ -512,6 +536,13 @@ class BlockKvStore:
     async def _keep_once(self) -> None:
         await self.chore(lambda store: store.room.keep())
 
+    async def tend_cold(self, work: Callable[[BlockStore], T]) -> T:
+        """What is done to the cold store, in the thread for it. Raises StoreUnavailable."""
+        done = await self._life.attempt(work, "promote")
+        if done is None:
+            raise StoreUnavailable(f"The store fails: {self.status.message}.")
+        return done
+
     async def chore(self, work: Callable[[BlockStore], Iterable[BlockKey]]) -> None:
         """Do long work in the thread for it; what it says is gone leaves the workers' memory."""
         self._drop(await self._life.attempt(work, "promote") or ())
@@ -545,10 +576,27 @@ def _limits_of(settings: Settings) -> Limits:
 def _heads_meant(secret: bytes, whom: Named, models: Collection[bytes] | None) -> Whom:
     """These heads, by the keys that stand for names and session ids."""
     asked = None if whom.model is None else keyed_hash(secret, "model", whom.model.encode())
-    session = whom.key
-    if whom.session_id is not None:
+    session = whom.key  # the store's key; without a store it is nobody's
+    if whom.session_id is not None and not (secret and whom.key):
         session = conversation_key(secret, whom.session_id)
     return Whom(asked, session, models)
+
+
+def _deleted(heads: Heads, whom: Whom, number: int) -> _Gone:
+    """Delete these; raises as `Heads.delete`."""
+    with heads.lock:
+        meant = [one.head for one in heads.known.values() if whom.means(one.head)]
+        whose = {conversation_of(one) for one in meant}
+        num_before = len(heads.kept.blocks)
+        keys = heads.delete(whom, number)
+        return _Gone(keys, len(whose), num_before - len(heads.kept.blocks))
+
+
+def _deleted_head(heads: Heads, head_id: str, number: int) -> _Gone:
+    with heads.lock:
+        num_before = len(heads.kept.blocks)
+        keys = heads.delete_head(head_id, number)
+        return _Gone(keys, 1, num_before - len(heads.kept.blocks))
 
 
 def _owner_of(secret: bytes, asker: Asker, root: bytes) -> Owner:

@@ -1,0 +1,103 @@
+"""Reading what lies in a store by blocks, file by file: what is not as it was written goes."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from runtime.cache.by_blocks.opened import BlockStore
+from store.blocks.head_file import read_end
+from store.blocks.kv_file import open_file
+from store.blocks.slots import SLOT, STATE, BlockKey
+from store.disk import disk_bytes
+from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError
+
+Kind = Literal["slot", "state", "cold_slot", "cold_state", "head"]
+Found = Literal["whole", "damaged", "unread"]
+
+
+class StoredFile(NamedTuple):
+    """A file of a block, here or in the cold store, or a head by its id."""
+
+    kind: Kind
+    key: BlockKey | None = None
+    head_id: str = ""
+
+
+class Verified(NamedTuple):
+    """What came of reading a file, and its bytes if it is whole."""
+
+    found: Found
+    num_bytes: int = 0
+
+
+def files_of(store: BlockStore) -> list[StoredFile]:
+    """All that there are."""
+    with store.heads.lock:
+        heads = [StoredFile("head", None, i) for i, one in store.heads.known.items() if one.path]
+        blocks = [(key, block.sizes) for key, block in store.heads.kept.blocks.items()]
+    files: list[StoredFile] = []
+    for key, sizes in blocks:
+        kinds: list[tuple[Kind, int]] = [
+            ("slot", sizes.slot),
+            ("state", sizes.state),
+            ("cold_slot", sizes.cold_slot),
+            ("cold_state", sizes.cold_state),
+        ]
+        files += [StoredFile(kind, key) for kind, num_bytes in kinds if num_bytes]
+    return [*files, *heads]
+
+
+def verify(store: BlockStore, file: StoredFile) -> Verified:
+    """Read all of a file; one that is damaged or gone is not counted on any more.
+
+    It touches the cold store, so that it has to be called by the thread that does.
+    """
+    try:
+        return Verified("whole", _read(store, file))
+    except (SlotDamaged, SlotMissing):
+        return Verified("damaged" if _drop(store, file) else "unread")
+    except (SlotForeign, StoreError):
+        return Verified("unread")
+
+
+def _read(store: BlockStore, file: StoredFile) -> int:
+    """The bytes of a file that is whole. Raises StoreError."""
+    if file.key is None:
+        return _read_head(store, file.head_id)
+    is_state = file.kind in ("state", "cold_state")
+    if file.kind in ("cold_slot", "cold_state"):
+        return store.read_cold(file.key, is_state=is_state)
+    slots = store.slots
+    path = slots.state_path(file.key) if is_state else slots.path(file.key)
+    with open_file(path, STATE if is_state else SLOT) as opened:
+        opened.read()
+    return disk_bytes(path)
+
+
+def _read_head(store: BlockStore, head_id: str) -> int:
+    with store.heads.lock:
+        known = store.heads.known.get(head_id)
+        if known is None or known.path is None:  # it left meanwhile
+            return 0
+        store.heads.read(head_id)
+        read_end(known.path)
+        return known.num_bytes
+
+
+def _drop(store: BlockStore, file: StoredFile) -> bool:
+    """Whether it was still counted on. Raises StoreError."""
+    heads, key = store.heads, file.key
+    with heads.lock:
+        if key is None:
+            heads.forget_damaged(file.head_id)
+            return True
+        if key not in heads.kept.blocks:
+            return False
+        if file.kind == "slot":
+            store.slots.remove(key)
+        elif file.kind == "state":
+            store.slots.remove_state(key)
+        else:
+            return True  # the cold store forgot it while it was read
+        store.note_damaged([key])
+        return True
