@@ -265,7 +265,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free), of
-    which each tenant may pin `pinned_max_bytes` (half of it, divided by the number of keys). A
+    which each tenant may pin `pinned_max_bytes` (half of it, divided by the number of keys). With
+    `kv_blocks` it lies there as blocks and heads, in a directory of its own beside that one. A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
     `prewarm_share` is filled after a load with what was used last. With `prewarm` the prefixes
     that `prewarm` of a model has (texts, files in `home`, tables of system and tools) and up to
@@ -332,6 +333,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     decode_overlap: bool = True
 
     kv_disk: bool = True
+    kv_blocks: bool = False
     kv_dir: Path | None = None
     cache_max_bytes: Bytes | None = None
     pinned_max_bytes: Bytes | None = None
@@ -419,7 +421,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def kv_root(self) -> Path:
         """Where KV lies on disk."""
-        return self.kv_dir or self.home / "kv"
+        root = self.kv_dir or self.home / "kv"
+        return root.with_name(f"{root.name}-blocks") if self.kv_blocks else root
 
 
 def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
