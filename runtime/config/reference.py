@@ -118,8 +118,8 @@ SETTINGS: dict[str, str] = {
     "decode_overlap": "compute the next token while the last one is sent; false only to find out "
     "where time goes",
     "kv_disk": "keep KV on disk as well as in memory",
-    "kv_blocks": "keep KV on disk as blocks and heads: a trial of what is going to be the only form; "
-    "it lies beside `kv_dir`, and neither form reads the other",
+    "kv_blocks": "keep KV on disk as blocks and heads: a trial of what is going to be the only "
+    "form; it lies beside `kv_dir`, and neither form reads the other",
     "kv_dir": "directory of the KV on disk (default: kv in home)",
     "cache_max_bytes": "KV on disk, of all models (default: 100 GB, or a quarter of what is free)",
     "pinned_max_bytes": "KV on disk that one API key may pin with POST /v1/prewarm "
