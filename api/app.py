@@ -57,10 +57,9 @@ from api.responses import conversation_handlers
 from api.responses import handlers as responses_handlers
 from api.responses.archive import Archive
 from api.responses.service import ResponseService
+from runtime.cache.either import KvStore, contents_of, kv_store_of
 from runtime.cache.history import History
 from runtime.cache.history_figures import HistoryFigures
-from runtime.cache.run_contents import RunContents
-from runtime.cache.service import KvStore
 from runtime.config.limits import RouteKind
 from runtime.config.settings import Settings
 from runtime.keys import digest_of
@@ -129,7 +128,7 @@ class HearthServer(NamedTuple):
 
 def build_server(settings: Settings, found: Preflight, workers: WorkerSource) -> HearthServer:
     """Put the server together as the settings say; `workers` is where processes come from."""
-    kv = KvStore(settings)
+    kv = kv_store_of(settings)
     supervisor = Supervisor(settings, found.catalog, kv, workers)
     rules = rules_of(settings, digest_of(found.home.new_admin_token()))
     app = create_app(settings, found.catalog, supervisor, kv, rules)
@@ -147,7 +146,7 @@ def create_app(
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
     chains = Chains(History(settings.home, settings.history_grace_s), settings, kv.is_deleted)
-    cache = KvAccess(catalog, kv, RunContents(kv, settings), prewarm, chains)
+    cache = KvAccess(catalog, kv, contents_of(kv, settings), prewarm, chains)
     dashboard = Dashboard(gate, cache, chains.history)
     history_figures = HistoryFigures(chains.history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
@@ -223,7 +222,7 @@ def _open_traces(endpoint: str | None, kv: KvStore) -> OtlpTraces | None:
     from api.observe.traces import OtlpTraces  # noqa: PLC0415
 
     traces = OtlpTraces(endpoint)
-    kv.publisher.listen(traces.wrote)
+    kv.listen(traces.wrote)
     return traces
 
 

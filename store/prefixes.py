@@ -9,9 +9,10 @@ id are "" together: which of them used it is seen by the tokens that it begins a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +30,17 @@ class StoredPrefix(msgspec.Struct, frozen=True):
     sessions: tuple[str, ...]
     payload: bytes
     head: PromptHead = UNKNOWN_HEAD
+
+
+class PrefixFiles(NamedTuple):
+    """Where the files of learned prefixes lie, and what keys their names.
+
+    `room` says whether there is room for so many bytes, and keeps it as long as it is held.
+    """
+
+    root: Path
+    secret: bytes
+    room: Callable[[int], AbstractContextManager[bool]]
 
 
 def goes_with(head: PromptHead, chain: Chain) -> bool:

@@ -21,7 +21,7 @@ from api.http.streams import KeptStreams
 from api.http.summarised import SummarisedAnswer
 from api.observe.metrics import Meter, Metrics, WaitCollector
 from api.observe.record import RequestRecord, record_of
-from runtime.cache.service import KvStore
+from runtime.cache.either import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import ContextTooLong
 from runtime.keys import ANYONE, needs_of, plain

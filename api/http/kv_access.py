@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from api.http.chains import Chains
 from runtime.cache.contents import KvContents, ModelSelection, meant, total
 from runtime.cache.deletion_log import Models
+from runtime.cache.either import KvStore
 from runtime.cache.inventory_views import RemovalView
-from runtime.cache.service import KvStore
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import Prewarm

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -25,7 +26,7 @@ from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.owned import Merged, News, OpenStore
-from runtime.cache.publisher import Publisher
+from runtime.cache.publisher import Publisher, WrittenGroup
 from runtime.cache.request_rows import RequestRows
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
@@ -56,6 +57,7 @@ from runtime.slot_events import (
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.errors import StoreError
+from store.prefixes import PrefixFiles
 from store.recovery import Recovery
 from store.types import ModelRow, RunFigures
 
@@ -240,6 +242,31 @@ class KvStore:
             return await asyncio.to_thread(work, store, on_gone)
         except StoreError as error:
             raise StoreUnavailable(f"The store fails: {error}.") from error
+
+    async def tend_prefixes(self, work: Callable[[PrefixFiles], T]) -> T:
+        """Do something to the files of learned prefixes, in a thread. Raises StoreUnavailable."""
+
+        def tend(store: OpenStore, _: object) -> T:
+            @contextlib.contextmanager
+            def room(num_bytes: int) -> Generator[bool]:
+                key = f"prefix-{uuid4().hex}"
+                try:
+                    yield store.disk.reserve(key, num_bytes, is_small=True)
+                finally:
+                    store.disk.release(key)
+
+            return work(PrefixFiles(store.root, store.secret, room))
+
+        return await self.tend(tend)
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have this told of what is written from now on."""
+        self.publisher.listen(tell)
+
+    @property
+    def pins(self) -> WorkerMemory:
+        """What is pinned."""
+        return self.memory
 
     # What the store's life calls
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from runtime.cache import maintenance
@@ -82,12 +82,6 @@ class WorkerMemory:
         for channel in self._channels:
             channel.hint(Hint(whom=whom, secret=b"", pause_s=pause_s, is_over=is_over))
 
-    async def pins(self, model: str) -> list[PinRow]:
-        """What is pinned of a model that is loaded."""
-        model_hash = self.hash_of(model)
-        known = await self._life.attempt(lambda store: store.index.pins()) or []
-        return [one for one in known if one.model == model_hash]
-
     async def unpin(self, sources: Collection[str]) -> int:
         """Take back all pins of these sources; how many there were."""
         async with self._pinning:
@@ -96,10 +90,15 @@ class WorkerMemory:
             await self._unpin(mine)
         return len(mine)
 
-    async def unpin_all(self, which: Collection[PinRow]) -> None:
-        """Take back these pins."""
+    async def unpin_all(self, model: str, is_stale: Callable[[str, str], bool]) -> None:
+        """Take back the pins of a model that is loaded of which this says so, by who pinned and by
+        what name the model was asked.
+        """
+        model_hash = self.hash_of(model)
         async with self._pinning:
-            await self._unpin(which)
+            known = await self._life.attempt(lambda store: store.index.pins()) or []
+            mine = [one for one in known if one.model == model_hash]
+            await self._unpin([one for one in mine if is_stale(one.source, one.name)])
 
     async def _unpin(self, which: Collection[PinRow]) -> None:
         for one in which:

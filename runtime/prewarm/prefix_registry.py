@@ -13,8 +13,7 @@ import msgspec
 import structlog
 
 from runtime.cache.deletion_log import Models, Receipt
-from runtime.cache.owned import OpenStore
-from runtime.cache.service import KvStore
+from runtime.cache.either import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
 from runtime.prewarm import prefixes
@@ -23,7 +22,7 @@ from runtime.slot_events import Forget
 from runtime.types import ChatPrompt, GenerateRequest
 from store import prefixes as files
 from store.keyed_names import Asker, Whom, conversation_key, model_key
-from store.prefixes import StoredPrefix, goes_with
+from store.prefixes import PrefixFiles, StoredPrefix, goes_with
 from store.types import PromptHead
 
 _CANDIDATES = 8
@@ -142,7 +141,7 @@ class PrefixRegistry:
     def forget(self, whom: Whom, models: Models = None) -> None:
         """Forget what only those used who are deleted, with these models. Files are the store's."""
         for model in list(self._models):
-            model_hash = self._kv.memory.hash_of(model)
+            model_hash = self._kv.hash_of(model)
             if models is None or model_hash in models:
                 self._forget(model, whom)
             elif model_hash is None:  # which of them it is will be seen by its files
@@ -171,7 +170,7 @@ class PrefixRegistry:
 
     async def open(self, model: str) -> None:
         """Take in what was learned of a model that is loaded now, once."""
-        model_hash = self._kv.memory.hash_of(model)
+        model_hash = self._kv.hash_of(model)
         if model_hash is None:
             return
         async with self._storing:
@@ -179,12 +178,11 @@ class PrefixRegistry:
                 await self._read(model, model_hash)
 
     async def _read(self, model: str, model_hash: bytes) -> None:
-        def read(store: OpenStore, _: object) -> dict[str, Prefix]:
-            stored = files.read(store.root, model_hash, model_key(store.secret, model))
-            return dict(_decoded(stored))
+        def read(at: PrefixFiles) -> dict[str, Prefix]:
+            return dict(_decoded(files.read(at.root, model_hash, model_key(at.secret, model))))
 
         try:
-            found = await self._kv.tend(read)
+            found = await self._kv.tend_prefixes(read)
         except StoreUnavailable as error:
             _log.warning("prefixes not read", model=model, why=error.message)
             return
@@ -197,7 +195,7 @@ class PrefixRegistry:
         """Have on disk what is worth it, and nothing else; a failure is logged."""
         await asyncio.gather(*self._notes, return_exceptions=True)
         for model in list(self._models):
-            model_hash = self._kv.memory.hash_of(model)
+            model_hash = self._kv.hash_of(model)
             if model_hash is None:
                 continue
             await self.open(model)
@@ -211,21 +209,21 @@ class PrefixRegistry:
     async def _write(
         self, model: str, model_hash: bytes, before: dict[str, Prefix], after: dict[str, Prefix]
     ) -> None:
-        def work(store: OpenStore, _: object) -> None:
-            asked = model_key(store.secret, model)
+        def work(at: PrefixFiles) -> None:
+            asked = model_key(at.secret, model)
             for name, prefix in after.items():
                 if before.get(name) != prefix:
                     payload = msgspec.msgpack.encode(prefix)
                     stored = StoredPrefix(prefix.sessions, payload, prefix.head)
                     num_bytes = len(msgspec.msgpack.encode(stored))
-                    if store.disk.reserve(f"prefix-{name}", num_bytes, is_small=True):
-                        files.write(store.root, model_hash, asked, name, stored)
-                    store.disk.release(f"prefix-{name}")
+                    with at.room(num_bytes) as has_room:
+                        if has_room:
+                            files.write(at.root, model_hash, asked, name, stored)
             for name in before.keys() - after.keys():
-                files.remove(store.root, model_hash, asked, name)
+                files.remove(at.root, model_hash, asked, name)
 
         try:
-            await self._kv.tend(work)
+            await self._kv.tend_prefixes(work)
         except StoreUnavailable as error:
             _log.warning("prefixes not written", model=model, why=error.message)
         else:

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from runtime.cache.deletion_log import Models, Receipt
-from runtime.cache.service import KvStore
+from runtime.cache.either import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import Aborted, HearthError, QueueTimeout, UnknownModel
 from runtime.prewarm.growing import GrowingPrompts
@@ -142,21 +142,21 @@ class Prewarm:
     def find(self, warming_id: str) -> PrewarmTask | None:
         """One that was asked for lately."""
         warming = self._known.get(warming_id)
-        refusal = self._kv.memory.refused_pins.get(warming_id)
+        refusal = self._kv.pins.refused_pins.get(warming_id)
         if warming is not None and refusal is not None:
             warming.error, warming.is_pinned = refusal.message, False
         return warming
 
     async def check_pins(self, tenant: str, num_bytes: int) -> None:
         """See that a tenant may pin so much more. Raises PinsFull."""
-        await self._kv.memory.check_pins(tenant, num_bytes)
+        await self._kv.pins.check_pins(tenant, num_bytes)
 
     async def cancel(self, warming_id: str) -> bool:
         """Warm it no more and take its pin back; False when nothing is known of it."""
         warming = self._known.get(warming_id)
         if warming is not None and warming.is_open:
             self._end(warming)
-        num_pins = await self._kv.memory.take_back(warming_id)
+        num_pins = await self._kv.pins.take_back(warming_id)
         return warming is not None or num_pins > 0
 
     # What is learned
@@ -225,12 +225,10 @@ class Prewarm:
         for model in self._supervisor.names_of(step.model):
             wanted |= await self._want(model)
         self._release()
-        stale = [
-            one
-            for one in await self._kv.memory.pins(step.model)
-            if one.source.startswith(CONFIGURED) and (one.source, one.name) not in wanted
-        ]
-        await self._kv.memory.unpin_all(stale)
+        await self._kv.pins.unpin_all(
+            step.model,
+            lambda source, name: source.startswith(CONFIGURED) and (source, name) not in wanted,
+        )
 
     async def _want(self, model: str) -> set[tuple[str, str]]:
         """Queue what one name of a model that came up wants warm; its pins and itself."""

@@ -18,6 +18,9 @@ from store.errors import SlotDamaged
 
 HEAD = "hearth-head/1"
 
+KEPT = "kept"
+"""Pins a conversation whatever it becomes, and not only what it is: its next head has it then."""
+
 
 class Owner(NamedTuple):
     """Whose a head is: the name under which the model was asked, the session, and what names of its
@@ -43,8 +46,10 @@ class Head(msgspec.Struct, frozen=True):
 
     `name` is the model's, as it was asked. `continues` names the tokens it goes on from
     (`HashChain.end_hash`): the head of its owner that ends there is replaced by it. `ttl_s` is None
-    for ever, else seconds after the last use. `layout` is JSON text that only the packer of KV
-    reads, and `block_ms` what computing one of its blocks took, on average.
+    for ever, else seconds after the last use; with `pins` it stays until all who pinned it have
+    taken that back. One without tokens keeps the pin of a conversation that is yet to come.
+    `layout` is JSON text that only the packer of KV reads, and `block_ms` what computing one of its
+    blocks took, on average.
     """
 
     id: str
@@ -55,9 +60,14 @@ class Head(msgspec.Struct, frozen=True):
     continues: bytes = b""
     turns: tuple[Turn, ...] = ()
     ttl_s: float | None = None
-    is_pinned: bool = False
+    pins: tuple[str, ...] = ()
     layout: str = ""
     block_ms: float = 1.0
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether somebody pinned it."""
+        return bool(self.pins)
 
 
 class HeadFile(NamedTuple):

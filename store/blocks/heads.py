@@ -27,6 +27,7 @@ import msgspec
 
 from store.block_names import HashChain, num_common
 from store.blocks.head_file import (
+    KEPT,
     Head,
     HeadFile,
     KnownHead,
@@ -154,6 +155,8 @@ class Heads:
         self._before_change = before_change
         self._ends: dict[tuple[Owner, bytes], str] = {}
         self._turns: dict[bytes, dict[str, Turn]] = {}
+        self._kept: dict[tuple[bytes, ...], set[str]] = {}
+        """Heads of conversations that are pinned whatever they become, by conversation."""
         self._ends_in: dict[str, frozenset[BlockKey]] = {}
         """The ends within blocks that a worker may have in memory of a head, by their names."""
         self._num_with_end: Counter[BlockKey] = Counter()
@@ -183,7 +186,9 @@ class Heads:
 
         Its request came when the last deletion had the number `received`. It replaces the head of
         its owner that it goes on from, and one that ends where it ends; but a head in memory does
-        not replace one on disk, nor any a pinned one. Told with its tokens it is in memory only.
+        not replace one on disk, nor any one that others have pinned. The pins of who pinned what
+        ends there are its own, and that of a conversation that is to stay. Told with its tokens it
+        is in memory only.
         Workers have in memory what ends at the positions `ends` of it: when it leaves, the names of
         these ends leave with those of its blocks.
 
@@ -226,9 +231,11 @@ class Heads:
         end, now_s = self._end_of(head, token_ids, blocks), self.now_s()
         ids = {self._ends.get((head.owner, one)) for one in (head.continues, end)} - {head.id}
         before = [self.known[one] for one in ids if one is not None]
-        if head.owner.session and not head.is_pinned and any(one.head.is_pinned for one in before):
-            head = self._pinned(path, head, token_ids)
-        before = [one for one in before if head.is_pinned or not one.head.is_pinned]
+        kept = self._kept_of(head, is_on_disk=path is not None)
+        head = self._with_pins(
+            path, head, token_ids, [one for one in before if one.end == end], kept
+        )
+        before = [one for one in before if {*one.head.pins} <= {*head.pins}]
         placed = None if path is None else self._place(path, head, blocks)
         hits = [decayed_hits(one.hits, now_s - one.last_used_s) + 1 for one in before]
         known = KnownHead(
@@ -249,11 +256,41 @@ class Heads:
         self._replaced |= {one.head.id for one in before if placed or not one.path}
         with suppress(StoreFull, StoreFailed):  # they go with what is forgotten next
             self._forget(())
+        for one in kept:
+            self._leave_kept(one)
         return known
 
-    def _pinned(self, path: Path | None, head: Head, token_ids: Sequence[int]) -> Head:
-        """Have a staged head pinned: what a pinned conversation becomes stays as well."""
-        head = msgspec.structs.replace(head, is_pinned=True)
+    def _kept_of(self, head: Head, *, is_on_disk: bool) -> list[KnownHead]:
+        """Those of its conversation that are pinned whatever it becomes."""
+        ids = self._kept.get(_conversation_of(head), ()) if head.owner.session else ()
+        found = [self.known[one] for one in ids if one != head.id]
+        return [one for one in found if (one.path is not None) == is_on_disk]
+
+    def _leave_kept(self, known: KnownHead) -> None:
+        """Its conversation has become something else, which is pinned instead."""
+        head = known.head
+        if head.id not in self.known:
+            return
+        left = [one for one in head.pins if one != KEPT]
+        with suppress(SlotDamaged, SlotMissing, StoreFull, StoreFailed):  # the next one tries again
+            if head.num_tokens:
+                self.mark(head.id, pins=left, ttl_s=head.ttl_s)
+            else:
+                self._forget([head.id])
+
+    def _with_pins(
+        self,
+        path: Path | None,
+        head: Head,
+        token_ids: Sequence[int],
+        same: Sequence[KnownHead],
+        kept: Sequence[KnownHead],
+    ) -> Head:
+        """A staged head with the pins of those that end where it ends, and of its conversation."""
+        pins = {*head.pins}.union(*(one.head.pins for one in same), [KEPT] if kept else [])
+        if pins == {*head.pins}:
+            return head
+        head = msgspec.structs.replace(head, pins=tuple(sorted(pins)))
         if path is not None:
             staged = self.staging_path()
             self._before_change()
@@ -298,8 +335,10 @@ class Heads:
             raise
 
     @_alone
-    def forget_damaged(self, head_id: str) -> list[BlockKey]:
-        """Have no head any more whose file is damaged; the blocks that leave with it."""
+    def forget(self, head_id: str) -> list[BlockKey]:
+        """Have no head any more whose file is damaged, or that only keeps the pin of what is yet to
+        come; the blocks that leave with it.
+        """
         return self._forget([head_id])
 
     @_alone
@@ -315,7 +354,7 @@ class Heads:
             id=uuid4().hex,
             owner=head.owner._replace(session=session),
             num_tokens=end,
-            is_pinned=False,
+            pins=(),
             continues=b"",
             turns=tuple(one for one in head.turns if one.end <= end),
         )
@@ -329,10 +368,26 @@ class Heads:
         return self._publish(staged, copy, token_ids, self._blocks_of(copy, token_ids), frozenset())
 
     @_alone
-    def mark(self, head_id: str, *, is_pinned: bool, ttl_s: float | None) -> KnownHead:
-        """Have a head stay, or for so long after its last use. Raises as `fork`."""
+    def keep_ahead(self, model: bytes, owner: Owner, name: str) -> KnownHead:
+        """Have a conversation pinned of which nothing is here yet.
+
+        Raises:
+            StoreFailed, StoreFull: the system refuses.
+        """
+        head = Head(id=uuid4().hex, model=model, owner=owner, num_tokens=0, name=name, pins=(KEPT,))
+        staged = self.staging_path()
+        self._before_change()
+        write_head(staged, head, ())
+        return self._publish(staged, head, (), (), frozenset())
+
+    @_alone
+    def mark(self, head_id: str, *, pins: Iterable[str], ttl_s: float | None) -> KnownHead:
+        """Have a head stay for whoever pinned it, or for so long after its last use.
+
+        Raises as `fork`.
+        """
         known, (head, token_ids) = self.known[head_id], self.read(head_id)
-        marked = msgspec.structs.replace(head, is_pinned=is_pinned, ttl_s=ttl_s)
+        marked = msgspec.structs.replace(head, pins=tuple(sorted({*pins})), ttl_s=ttl_s)
         blocks, path = self._blocks_of(marked, token_ids), known.path
         if path is not None:
             staged = self.staging_path()
@@ -533,6 +588,8 @@ class Heads:
         self._num_with_end.update(ends)
         self.known[known.head.id] = known
         self._ends[known.head.owner, known.end] = known.head.id
+        if KEPT in known.head.pins:
+            self._kept.setdefault(_conversation_of(known.head), set()).add(known.head.id)
         for turn in known.head.turns:
             self._turns.setdefault(turn.digest, {})[known.head.id] = turn
 
@@ -541,6 +598,11 @@ class Heads:
         del self.known[head.id]
         if self._ends.get((head.owner, known.end)) == head.id:
             del self._ends[head.owner, known.end]
+        if KEPT in head.pins:
+            kept = self._kept[_conversation_of(head)]
+            kept.discard(head.id)
+            if not kept:
+                del self._kept[_conversation_of(head)]
         for turn in head.turns:
             heads = self._turns[turn.digest]
             heads.pop(head.id, None)
@@ -685,7 +747,9 @@ class Heads:
         """Remove heads whose successors were published right before the end."""
         for known in list(self.known.values()):
             before = self._ends.get((known.head.owner, known.head.continues))
-            if before is not None and before != known.head.id:
+            if before is None or before == known.head.id:
+                continue
+            if {*self.known[before].head.pins} <= {*known.head.pins}:
                 self._replaced.add(before)
         self._forget(())
 
@@ -704,6 +768,10 @@ def _read(known: KnownHead) -> HeadFile:
     if known.path is None:
         return HeadFile(known.head, known.token_ids)
     return read_head(known.path)
+
+
+def _conversation_of(head: Head) -> tuple[bytes, ...]:
+    return head.model, head.owner.asked, head.owner.session
 
 
 def _drop_empty(place: Path) -> None:

@@ -24,7 +24,7 @@ from store.database import Database
 from store.errors import IndexDamaged, StoreError
 
 _HEADS = """
-SELECT h.id, m.hash, asked, session, root, num_tokens, name, continues, turns, ttl_s, is_pinned,
+SELECT h.id, m.hash, asked, session, root, num_tokens, name, continues, turns, ttl_s, pins,
   block_ms, last, "end", num_bytes, created_s, h.last_used_s, hits
 FROM heads h JOIN models m ON m.id = h.model_id
 """
@@ -49,7 +49,7 @@ _DROP_HEAD = "DELETE FROM heads WHERE id = ?"
 _DROP_BLOCK = "DELETE FROM blocks WHERE name = ?"
 
 _HeadTuple = tuple[
-    str, bytes, bytes, bytes, bytes, int, str, bytes, bytes, float | None, int, float,
+    str, bytes, bytes, bytes, bytes, int, str, bytes, bytes, float | None, bytes, float,
     bytes | None, bytes, int, float, float, float,
 ]  # fmt: skip
 _BlockTuple = tuple[int, bytes, bytes | None, float, int, int, int, int]
@@ -145,7 +145,8 @@ def _block_values(key: BlockKey, block: Block) -> tuple[object, ...]:
 
 def _head_values(one: KnownHead) -> tuple[object, ...]:
     head, last = one.head, one.last.name if one.last else None
-    told = (head.ttl_s, int(head.is_pinned), head.block_ms, last, one.end, one.num_bytes)
+    pins = msgspec.msgpack.encode(head.pins)
+    told = (head.ttl_s, pins, head.block_ms, last, one.end, one.num_bytes)
     turns = msgspec.msgpack.encode(head.turns)
     of = (head.id, head.model, *head.owner, head.num_tokens, head.name, head.continues, turns)
     return (*of, *told, one.created_s, one.last_used_s, one.hits)
@@ -175,11 +176,12 @@ def _load(connection: Connection) -> tuple[list[KnownHead], dict[BlockKey, Block
 
 
 _read_turns: Callable[[bytes], tuple[Turn, ...]] = msgspec.msgpack.Decoder(tuple[Turn, ...]).decode
+_read_pins: Callable[[bytes], tuple[str, ...]] = msgspec.msgpack.Decoder(tuple[str, ...]).decode
 
 
 def _known(row: _HeadTuple) -> KnownHead:
     head_id, model, asked, session, root, num_tokens, name, continues, turns = row[:9]
-    ttl_s, is_pinned, block_ms, last, end, num_bytes, created_s, last_used_s, hits = row[9:]
+    ttl_s, pins, block_ms, last, end, num_bytes, created_s, last_used_s, hits = row[9:]
     head = Head(
         id=head_id,
         model=model,
@@ -189,7 +191,7 @@ def _known(row: _HeadTuple) -> KnownHead:
         continues=continues,
         turns=_read_turns(turns),
         ttl_s=ttl_s,
-        is_pinned=bool(is_pinned),
+        pins=_read_pins(pins),
         block_ms=block_ms,
     )
     block = BlockKey(model, last) if last else None

@@ -118,6 +118,15 @@ class Room:
             head_bytes = sum(one.num_bytes for one in heads.known.values())
             return heads.kept.warm_bytes + head_bytes + heads.unowned_bytes + self._other_bytes()
 
+    def bytes_of(self, head_ids: Collection[str]) -> int:
+        """What these heads and all blocks that they go through take of the fast disk."""
+        heads = self._heads
+        with heads.lock:
+            known = [heads.known[one] for one in head_ids if one in heads.known]
+            blocks = {key for one in known if one.path for key in heads.kept.chain(one.last)}
+            block_bytes = sum(heads.kept.blocks[key].sizes.warm for key in blocks)
+            return block_bytes + sum(one.num_bytes for one in known)
+
     def spare_bytes(self) -> int:
         """What nobody takes and nobody may write yet, below the cap and above the disk's floor."""
         disk = self._disk()

@@ -45,7 +45,7 @@ class BlockRow(KvTable):
 
 class HeadRow(KvTable):
     """A head with a file. `last` is its last whole block, `end` the name of its end, and `turns`
-    are packed; times are trusted time.
+    and `pins` are packed; times are trusted time.
     """
 
     __tablename__ = "heads"
@@ -60,7 +60,7 @@ class HeadRow(KvTable):
     continues: Mapped[bytes]
     turns: Mapped[bytes]
     ttl_s: Mapped[float | None]
-    is_pinned: Mapped[bool]
+    pins: Mapped[bytes]
     block_ms: Mapped[float]
     last: Mapped[bytes | None]
     end: Mapped[bytes]

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.cache.by_blocks.contents import BlockContents
 from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import unwatched
 from runtime.types import TokenPrompt
@@ -36,7 +37,7 @@ def home(tmp_path: Path, models: Path) -> Path:
 
 
 def contents_of(kv: BlockKvStore) -> BlockContents:
-    return BlockContents(kv, BLOCK)
+    return BlockContents(kv, Settings(home=Path()))
 
 
 def never() -> bool:
@@ -51,7 +52,7 @@ async def test_what_is_on_disk_is_listed_and_what_is_in_memory_is_hot(home: Path
         await until(lambda: num_heads(kv) >= 3, "all are known")
         contents = contents_of(kv)
         found = await contents.kept()
-        assert [one.view.is_named for one in found] == [False, True]
+        assert {one.view.is_named for one in found} == {False, True}
         assert {one.tier for one in await contents.seen(found)} == {"hot"}
         held = await contents.held(["one", "private", "nobody"])
         assert held["one"]["m"] >= 1500

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.cache.by_blocks.inventory import Inventory
 from runtime.errors import UnknownConversation
+from store.blocks.head_file import KEPT
 from store.blocks.heads import BlockFile
 from store.keyed_names import conversation_key
 from tests.unit.test_room import BLOCK, Store, keys_of, tokens_of
@@ -95,7 +96,7 @@ def test_an_end_that_was_not_written_is_not_durable(store: Store):
 def test_a_head_that_is_marked_stays_and_is_the_same_but_for_that(store: Store):
     tokens = tokens_of(1, 2)
     known = store.turn(tokens, ONE, ttl_s=10.0)
-    marked = store.heads.mark(known.head.id, is_pinned=True, ttl_s=None)
+    marked = store.heads.mark(known.head.id, pins=[KEPT], ttl_s=None)
     inventory = inventory_of(store)
     assert inventory.view(inventory.find("one")).is_pinned
     store.seconds += 100
@@ -103,5 +104,5 @@ def test_a_head_that_is_marked_stays_and_is_the_same_but_for_that(store: Store):
     store.open()
     assert store.heads.known[known.head.id].head == marked.head
     assert list(store.heads.read(known.head.id).token_ids) == tokens
-    store.heads.mark(known.head.id, is_pinned=False, ttl_s=10.0)
+    store.heads.mark(known.head.id, pins=[], ttl_s=10.0)
     assert {*store.heads.expire()} == {*keys_of(tokens)}

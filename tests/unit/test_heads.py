@@ -35,7 +35,16 @@ from hypothesis.stateful import (
 from migrations.run import upgrade_kv
 from store.block_names import HashChain, pack_ids
 from store.blocks.cold_blocks import ColdBlocks, cold_id
-from store.blocks.head_file import Head, HeadFile, Owner, Turn, heads_behind, read_head, write_head
+from store.blocks.head_file import (
+    KEPT,
+    Head,
+    HeadFile,
+    Owner,
+    Turn,
+    heads_behind,
+    read_head,
+    write_head,
+)
 from store.blocks.heads import Heads, Published, TurnedAway, Whom
 from store.blocks.index import Index
 from store.blocks.kv_file import Tensor
@@ -255,7 +264,7 @@ class Machine(RuleBasedStateMachine):
             continues=CHAIN.end_hash(last, before[len(names) * BLOCK :]) if before else b"",
             turns=(Turn(blake2b(pack_ids(token_ids), digest_size=8).digest(), len(token_ids)),),
             ttl_s=TTL_S if conversation in self.short else None,
-            is_pinned=conversation in self.pinned,
+            pins=(KEPT,) if conversation in self.pinned else (),
         )
 
     def ask(self, conversation: int, said: list[int], num_new: int) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine
 from migrations.run import downgrade_kv, upgrade_kv
 from store.block_names import HashChain
 from store.blocks.cold_blocks import ColdBlocks, cold_id
-from store.blocks.head_file import Head, HeadFile, KnownHead, Owner, Turn, write_head
+from store.blocks.head_file import KEPT, Head, HeadFile, KnownHead, Owner, Turn, write_head
 from store.blocks.heads import BlockFile, Heads, Published, TurnedAway, Whom
 from store.blocks.index import Change, Index
 from store.blocks.kv_file import Tensor
@@ -147,7 +147,7 @@ def head_of(
         continues=before.end if before else b"",
         turns=(Turn(b"turn %d" % len(tokens), len(tokens)),),
         ttl_s=ttl_s,
-        is_pinned=is_pinned,
+        pins=(KEPT,) if is_pinned else (),
     )
 
 

@@ -88,7 +88,7 @@ TABLES = (
         continues BLOB NOT NULL,
         turns BLOB NOT NULL,
         ttl_s DOUBLE,
-        is_pinned BOOLEAN NOT NULL,
+        pins BLOB NOT NULL,
         block_ms DOUBLE NOT NULL,
         last BLOB,
         "end" BLOB NOT NULL,

@@ -12,19 +12,25 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from runtime.cache.by_blocks import texts
 from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
+from runtime.cache.by_blocks.kept import pinned, pinned_ahead, unpinned
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.by_blocks.service import BlockKvStore, Removed
 from runtime.cache.by_blocks.verification import Verified, files_of
 from runtime.cache.by_blocks.verification import verify as verify_file
 from runtime.cache.contents import (
+    Exchanged,
+    ImportRequest,
     KeptConversation,
     KnownModels,
     Pinned,
     Selection,
+    StoreJob,
     models_beginning,
 )
 from runtime.cache.inventory_views import (
+    ChainView,
     CollectedView,
     ConversationView,
     RemovalView,
@@ -35,8 +41,11 @@ from runtime.cache.inventory_views import (
     TierView,
     VerifyView,
 )
-from runtime.errors import StoreUnavailable, UnknownConversation
+from runtime.config.settings import Settings
+from runtime.errors import InterchangeFailed, StoreUnavailable, UnknownConversation
+from runtime.models.identified import identify
 from runtime.progress import Progress, Watch
+from runtime.types import ModelSpec
 from store import upkeep
 from store.blocks.head_file import KnownHead
 from store.blocks.heads import Heads
@@ -51,11 +60,12 @@ _CHECKPOINT_TRIES = 5
 
 
 class BlockContents:
-    """See `KvContents`. Pins ahead, exchange with mlx-lm and jobs are still to come."""
+    """See `KvContents`. Exchange with mlx-lm and jobs are still to come."""
 
-    def __init__(self, kv: BlockKvStore, block_size: int) -> None:
+    def __init__(self, kv: BlockKvStore, settings: Settings) -> None:
         self._kv = kv
-        self._block_size = block_size
+        self._settings = settings
+        self._block_size = settings.block_size
 
     async def _tend(self, work: Callable[[BlockStore, Inventory], T], *, on_disk: bool = True) -> T:
         """Have something done to the store, in a thread. Raises StoreUnavailable."""
@@ -128,6 +138,10 @@ class BlockContents:
 
         return await self._tend(look)
 
+    async def chain(self, name: str) -> ChainView:
+        await self.find(name)
+        raise InterchangeFailed("What is kept by blocks cannot be exported yet.", "conversation")
+
     async def stats(self) -> StatsView:
         def look(store: BlockStore, inventory: Inventory) -> StatsView:
             labels = _labels(store)
@@ -177,7 +191,9 @@ class BlockContents:
                 head = one.last.head
                 end = min(ends.get(head.name, 0), head.num_tokens)
                 if end > 0:
+                    token_ids = store.heads.read(head.id).token_ids
                     store.branch(one.last, session, end)
+                    texts.branch(store.root, head, session, token_ids, end)
 
         await self._tend(fork)
 
@@ -185,22 +201,21 @@ class BlockContents:
         self._kv.hint(whom, pause_s, is_over=is_over)
 
     async def pin(self, name: str) -> Pinned:
-        return await self._mark(name, is_pinned=True)
+        return await self._tend(lambda store, inventory: pinned(store, inventory, name))
+
+    async def pin_ahead(self, session_id: str, spec: ModelSpec) -> Pinned:
+        form = self._settings.kv_form_of(spec.id)
+
+        def pin(store: BlockStore, inventory: Inventory) -> Pinned:
+            model = identify(store.records, store.clock.now_s, spec, form)
+            if model is None:
+                raise InterchangeFailed(f"The files of {spec.id} cannot be read.", "model")
+            return pinned_ahead(store, inventory, session_id, model, spec.id)
+
+        return await self._tend(pin)
 
     async def unpin(self, name: str) -> Pinned:
-        return await self._mark(name, is_pinned=False)
-
-    async def _mark(self, name: str, *, is_pinned: bool) -> Pinned:
-        def mark(store: BlockStore, inventory: Inventory) -> Pinned:
-            found = inventory.find_all(name)
-            for one in found:
-                for head in one.heads[:1] if is_pinned else one.heads:
-                    ttl_s = head.head.ttl_s
-                    store.heads.mark(head.head.id, is_pinned=is_pinned, ttl_s=ttl_s)
-            num_tokens = inventory.view(inventory.find(name)).num_durable
-            return Pinned(found[0].id, is_pinned, num_tokens)
-
-        return await self._tend(mark)
+        return await self._tend(lambda store, inventory: unpinned(store, inventory, name))
 
     # Deleting
 
@@ -271,6 +286,12 @@ class BlockContents:
             num_damaged=found["damaged"],
             num_unread=found["unread"],
         )
+
+    async def take_in(self, spec: ModelSpec, wanted: ImportRequest, watch: Watch) -> Exchanged:  # noqa: ARG002
+        raise InterchangeFailed("Nothing can be imported into a store by blocks yet.", "file")
+
+    def jobs(self, is_busy: Callable[[], bool]) -> Sequence[StoreJob]:  # noqa: ARG002
+        return ()
 
     async def collect(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
         if should_stop():

@@ -76,7 +76,8 @@ class Inventory:
         """Everything there is, the latest used first."""
         with self._heads.lock:
             there = (one for one in self._heads.known.values() if one.path or not self._on_disk)
-            known = sorted(there, key=lambda one: -one.last_used_s)
+            said = (one for one in there if one.head.num_tokens)
+            known = sorted(said, key=lambda one: -one.last_used_s)
         found: dict[object, list[KnownHead]] = {}
         for one in known:
             found.setdefault(conversation_of(one.head), []).append(one)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,15 +18,18 @@ import structlog
 from msgspec import structs
 
 from runtime import kv_sizes
+from runtime.cache.by_blocks import texts
 from runtime.cache.by_blocks.channel import BlockChannel
 from runtime.cache.by_blocks.inventory import Inventory, conversation_of, whom_of
 from runtime.cache.by_blocks.memory import WorkersMemory
 from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
+from runtime.cache.by_blocks.pins import Pins
 from runtime.cache.deletion_log import DeletionLog, Receipt
 from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, TierFigure, added
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import floor_of
 from runtime.cache.naming import Naming, Reader
+from runtime.cache.publisher import WrittenGroup
 from runtime.cache.request_rows import RequestRows
 from runtime.cache.worker_channel import Report, options_of
 from runtime.config.settings import Settings
@@ -51,8 +54,10 @@ from store.blocks.head_file import Head, HeadFile, Owner
 from store.blocks.heads import Heads, Published, TurnedAway, Whom
 from store.blocks.room import Limits
 from store.blocks.slots import BlockKey, Slots
+from store.errors import StoreError
 from store.keyed_names import Asker, conversation_key, keyed_hash
 from store.keyed_names import Whom as Named
+from store.prefixes import PrefixFiles
 from store.types import ModelRow, RunFigures
 from store.upkeep import disk_room
 
@@ -103,7 +108,9 @@ class BlockKvStore:
         self._naming = Naming[BlockStore](settings, self._life, reader)
         self._channels: set[BlockChannel] = set()
         self.memory = WorkersMemory(self._life, self._channels, self.all_heads, settings.block_size)
+        self.pins = Pins(settings, self._life, self.hash_of)
         self._deletions = DeletionLog()
+        self._listeners: list[Callable[[WrittenGroup], None]] = []
         self._publishing: set[asyncio.Task[None]] = set()
         """Heads that were told and are being published, or turned away."""
         self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
@@ -243,6 +250,26 @@ class BlockKvStore:
         """What keys the owners of these heads."""
         return b"" if heads is self._unnamed else self.secret
 
+    async def tend_prefixes(self, work: Callable[[PrefixFiles], T]) -> T:
+        """Do something to the files of learned prefixes, in a thread. Raises StoreUnavailable."""
+        await self.settled()
+        store = self._life.store
+        if store is None:
+            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
+
+        @contextmanager
+        def room(num_bytes: int) -> Generator[bool]:
+            yield store.room.spare_bytes() >= num_bytes
+
+        try:
+            return await asyncio.to_thread(work, PrefixFiles(store.root, store.secret, room))
+        except StoreError as error:
+            raise StoreUnavailable(f"The store fails: {error}.") from error
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have this told of what is written from now on."""
+        self._listeners.append(tell)
+
     def hash_of(self, model: str) -> bytes | None:
         """The model hash of a model that is loaded and has a disk."""
         return next((c.model_hash for c in self.loaded() if model in c.spec.names), None)
@@ -259,9 +286,13 @@ class BlockKvStore:
         before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
-        gone = await self._life.attempt(
-            lambda store: _deleted(store.heads, _heads_meant(store.secret, whom, models), number)
-        )
+
+        def delete(store: BlockStore) -> _Gone:
+            gone = _deleted(store.heads, _heads_meant(store.secret, whom, models), number)
+            texts.forget(store.root, store.secret, whom, models)
+            return gone
+
+        gone = await self._life.attempt(delete)
         is_deleted = gone is not None or not self._settings.kv_disk
         unnamed = _deleted(self._unnamed, _heads_meant(b"", whom, models), number)
         every = [one for one in (gone, unnamed) if one is not None]
@@ -280,15 +311,32 @@ class BlockKvStore:
             message = f"The conversation {head_id} has gone meanwhile."
             raise UnknownConversation(message, "conversation")
 
-        size, model = self._settings.block_size, heads.known[head_id].head.model
-        whom = await self._with(heads, lambda: whom_of(heads, head_id, size))
+        head, root = heads.known[head_id].head, self._settings.kv_root
+        whom = await self._with(heads, lambda: self._whom_of(heads, head_id))
         if whom is None:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
         before = self._deletions.receive()
-        news = self._deletions.record(whom, self.secret, {model})
-        gone = await self._with(heads, lambda: _deleted_head(heads, head_id, news.number))
+        news = self._deletions.record(whom, self.secret, {head.model})
+
+        def delete() -> _Gone:
+            gone = _deleted_head(heads, head_id, news.number)
+            if heads is not self._unnamed and whom.chain is not None:
+                texts.forget_chain(root, self.secret, head, whom.chain)
+            return gone
+
+        gone = await self._with(heads, delete)
         every = [gone] if gone is not None else []
         return await self._dropped(before, news, every, is_deleted=bool(every))
+
+    def _whom_of(self, heads: Heads, head_id: str) -> Named:
+        """By what is deleted what has no session id: workers have its turns in memory as well."""
+        whom = whom_of(heads, head_id, self._settings.block_size)
+        if heads is self._unnamed or whom.chain is None:
+            return whom
+        head, token_ids = heads.read(head_id)
+        root = self._settings.kv_root
+        folders = texts.folders_of(root, self.secret, head, token_ids)
+        return structs.replace(whom, chain=structs.replace(whom.chain, folders=folders))
 
     async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
         """What is done to the store's heads is done in its thread; None where it fails."""
@@ -482,7 +530,7 @@ class BlockKvStore:
         said = None
         if store is not None:
             tried: list[Published | TurnedAway | None] = []
-            await self._life.attempt(lambda one: tried.append(one.publish(channel.key, ended)))
+            await self._life.attempt(lambda one: tried.append(self._published(one, channel, ended)))
             if not tried:
                 channel.unpublished.append(ended)
                 return
@@ -494,6 +542,14 @@ class BlockKvStore:
         channel.tell(Kept(ended.head_id, is_kept, lacking))
         if isinstance(said, TurnedAway):
             self._drop(said.gone)
+
+    def _published(
+        self, store: BlockStore, channel: BlockChannel, ended: Ended
+    ) -> Published | TurnedAway | None:
+        said = store.publish(channel.key, ended)
+        if isinstance(said, Published):
+            self.pins.check(store, said.known)
+        return said
 
     def _publish_again(self, channel: BlockChannel) -> None:
         waiting, channel.unpublished = channel.unpublished, []

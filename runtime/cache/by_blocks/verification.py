@@ -89,7 +89,7 @@ def _drop(store: BlockStore, file: StoredFile) -> bool:
     heads, key = store.heads, file.key
     with heads.lock:
         if key is None:
-            heads.forget_damaged(file.head_id)
+            heads.forget(file.head_id)
             return True
         if key not in heads.kept.blocks:
             return False

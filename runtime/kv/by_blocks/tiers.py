@@ -402,7 +402,7 @@ class Tiers:
             name=cursor.asker.model,
             continues=continues,
             ttl_s=ttl_s,
-            is_pinned=bool(pinned_by),
+            pins=(pinned_by,) if pinned_by else (),
         )
         there = (self.memory.get(name) for name in names)
         self._write([one for one in there if one is not None and not one.is_written])
