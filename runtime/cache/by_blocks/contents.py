@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
+from runtime.cache.by_blocks import tending
+from runtime.cache.by_blocks.inventory import Conversation, Inventory
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.by_blocks.service import BlockKvStore, Removed
+from runtime.cache.by_blocks.tending import Use
 from runtime.cache.by_blocks.verification import Verified, files_of
 from runtime.cache.by_blocks.verification import verify as verify_file
 from runtime.cache.contents import (
@@ -22,36 +23,27 @@ from runtime.cache.contents import (
     KnownModels,
     Pinned,
     Selection,
-    models_beginning,
 )
 from runtime.cache.inventory_views import (
+    ChainView,
     CollectedView,
     ConversationView,
     RemovalView,
     ShownView,
     SlotNode,
-    SlotView,
     StatsView,
-    TierView,
     VerifyView,
 )
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import Progress, Watch
-from store import upkeep
-from store.blocks.head_file import KnownHead
-from store.blocks.heads import Heads
-from store.blocks.slots import BlockKey
 from store.errors import StoreError
 from store.keyed_names import Whom, conversation_key
-from store.types import Tier
 
 T = TypeVar("T")
 
-_CHECKPOINT_TRIES = 5
-
 
 class BlockContents:
-    """See `KvContents`. Pins ahead, exchange with mlx-lm and jobs are still to come."""
+    """See `KvContents`. Pins ahead and jobs are still to come."""
 
     def __init__(self, kv: BlockKvStore, block_size: int) -> None:
         self._kv = kv
@@ -70,17 +62,21 @@ class BlockContents:
     # Looking
 
     async def kept(self) -> list[KeptConversation]:
-        return await self._tend(lambda _, inventory: _kept(inventory, inventory.conversations()))
+        return await self._tend(
+            lambda _, inventory: tending.all_kept(inventory, inventory.conversations())
+        )
 
     async def of_sessions(self, names: Sequence[str]) -> dict[str, list[KeptConversation]]:
         def look(_: BlockStore, inventory: Inventory) -> dict[str, list[KeptConversation]]:
             found = inventory.of_sessions(names)
-            return {name: _kept(inventory, every) for name, every in found.items()}
+            return {name: tending.all_kept(inventory, every) for name, every in found.items()}
 
         return await self._tend(look)
 
     async def find(self, name: str) -> KeptConversation:
-        return await self._tend(lambda _, inventory: _as_kept(inventory, inventory.find(name)))
+        return await self._tend(
+            lambda _, inventory: tending.as_kept(inventory, inventory.find(name))
+        )
 
     async def seen(self, kept: Sequence[KeptConversation]) -> list[ConversationView]:
         ends = {one.end: one.view.num_tokens for one in kept if one.end is not None}
@@ -104,55 +100,24 @@ class BlockContents:
         return held
 
     async def shown(self, name: str) -> ShownView:
-        def look(_: BlockStore, inventory: Inventory) -> tuple[KeptConversation, ShownView]:
-            one = inventory.find(name)
-            kept = _as_kept(inventory, one)
-            slots = tuple(
-                SlotView(node.key.name.hex(), tier, node.start, node.start + self._block_size)
-                for node in inventory.blocks(one)
-                if (tier := _tier(node.block.sizes.tier)) is not None
-            )
-            return kept, ShownView(kept.view, kept.is_pinned, kept.ttl_s, slots)
-
-        kept, shown = await self._tend(look)
+        kept, shown = await self._tend(
+            lambda _, inventory: tending.shown(inventory, name, self._block_size)
+        )
         return replace(shown, conversation=(await self.seen([kept]))[0])
 
-    async def tree(self, model: str) -> list[SlotNode]:
-        def look(store: BlockStore, _: Inventory) -> list[SlotNode]:
-            labels = _labels(store)
-            with store.heads.lock:
-                named = {one.head.model for one in _on_disk(store.heads) if one.head.name == model}
-                named |= {one for one, label in labels.items() if label == model}
-                named |= models_beginning(labels, model)
-                return _nodes(store.heads, named, self._block_size)
+    async def chain(self, name: str) -> ChainView:
+        await self._kv.settled()
+        inventory = self._kv.inventory(on_disk=True)
+        return await self._kv.tend_cold(lambda store: tending.chain(store, inventory, name))
 
-        return await self._tend(look)
+    async def tree(self, model: str) -> list[SlotNode]:
+        return await self._tend(lambda store, _: tending.slots_of(store, model))
 
     async def stats(self) -> StatsView:
-        def look(store: BlockStore, inventory: Inventory) -> StatsView:
-            labels = _labels(store)
-            tiers = tuple(
-                TierView(labels.get(model, ""), model.hex(), tier, *sums)
-                for (model, tier), sums in store.totals().items()
-            )
-            return StatsView(
-                root=str(store.root),
-                tiers=tiers,
-                num_conversations=len(_kept(inventory, inventory.conversations())),
-                quarantine_bytes=0,
-                free_bytes=upkeep.disk_room(store.root).free_bytes,
-                counters=store.records.counters(),
-            )
-
-        return await self._tend(look)
+        return await self._tend(tending.stats)
 
     async def known_models(self) -> KnownModels:
-        def look(store: BlockStore, _: Inventory) -> KnownModels:
-            with store.heads.lock:
-                asked = {one.head.name for one in store.heads.known.values()}
-            return KnownModels(asked, _labels(store))
-
-        return await self._tend(look)
+        return await self._tend(lambda store, _: tending.known_models(store))
 
     async def counters(self) -> tuple[dict[str, float], dict[str, float]]:
         def look(store: BlockStore, _: Inventory) -> tuple[dict[str, float], dict[str, float]]:
@@ -191,16 +156,9 @@ class BlockContents:
         return await self._mark(name, is_pinned=False)
 
     async def _mark(self, name: str, *, is_pinned: bool) -> Pinned:
-        def mark(store: BlockStore, inventory: Inventory) -> Pinned:
-            found = inventory.find_all(name)
-            for one in found:
-                for head in one.heads[:1] if is_pinned else one.heads:
-                    ttl_s = head.head.ttl_s
-                    store.heads.mark(head.head.id, is_pinned=is_pinned, ttl_s=ttl_s)
-            num_tokens = inventory.view(inventory.find(name)).num_durable
-            return Pinned(found[0].id, is_pinned, num_tokens)
-
-        return await self._tend(mark)
+        return await self._tend(
+            lambda store, inventory: tending.mark(store, inventory, name, is_pinned=is_pinned)
+        )
 
     # Deleting
 
@@ -238,15 +196,10 @@ class BlockContents:
 
     async def _removed(self, removed: Sequence[Removed]) -> RemovalView:
         """After that neither the cold store nor the index's log is to hold a trace."""
-
-        def is_cut(store: BlockStore, _: Inventory) -> bool:
-            tries = (store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
-            return any(tries)
-
         is_done = True
         with suppress(StoreUnavailable):  # there is none
             await self._kv.tend_cold(lambda store: store.finish_cold())
-            is_done = await self._tend(is_cut)
+            is_done = await self._tend(lambda store, _: tending.is_cut(store))
         return RemovalView(
             num_conversations=sum(one.num_conversations for one in removed),
             num_slots=sum(one.num_slots for one in removed),
@@ -264,98 +217,14 @@ class BlockContents:
             if should_stop():
                 break
             done.append(await self._kv.tend_cold(partial(verify_file, file=file)))
-        found = Counter(one.found for one in done)
-        return VerifyView(
-            num_verified=found["whole"],
-            verified_bytes=sum(one.num_bytes for one in done),
-            num_damaged=found["damaged"],
-            num_unread=found["unread"],
-        )
+        return tending.verified(done)
 
     async def collect(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
         if should_stop():
             raise StoreUnavailable(f"It was not done to the end: {self._kv.status.message}.")
         watch(Progress(step="caps"))
-        before = await self._tend(lambda store, _: _use_of(store))
+        before = await self._tend(lambda store, _: Use.of(store))
         await self._kv.chore(lambda store: store.room.keep())
-        after = await self._tend(lambda store, _: _use_of(store))
+        after = await self._tend(lambda store, _: Use.of(store))
         watch(Progress(step="done", num_done=1, num_total=1))
-        num_demoted = max(after.num_cold - before.num_cold, 0)
-        return CollectedView(
-            num_dropped=max(before.num_warm - after.num_warm - num_demoted, 0),
-            num_demoted=num_demoted,
-            num_merged=0,
-            freed_bytes=before.num_bytes - after.num_bytes,
-        )
-
-
-class _Use(NamedTuple):
-    """How many slots there are here and in the cold store, and what all of it takes."""
-
-    num_warm: int
-    num_cold: int
-    num_bytes: int
-
-
-def _use_of(store: BlockStore) -> _Use:
-    sums = Counter[str]()
-    for (_, tier), (num, _, num_bytes) in store.totals().items():
-        sums[tier] += num
-        sums["bytes"] += num_bytes
-    return _Use(sums["warm"], sums["cold"], sums["bytes"])
-
-
-def _kept(inventory: Inventory, found: Iterable[Conversation]) -> list[KeptConversation]:
-    return [_as_kept(inventory, one) for one in found]
-
-
-def _as_kept(inventory: Inventory, one: Conversation) -> KeptConversation:
-    view, head = inventory.view(one), one.last.head
-    return KeptConversation(view, head.model, head.id, head.ttl_s, view.is_pinned)
-
-
-def _labels(store: BlockStore) -> dict[bytes, str]:
-    return {row.hash: row.label for row in store.records.models()}
-
-
-def _on_disk(heads: Heads) -> list[KnownHead]:
-    return [one for one in heads.known.values() if one.path is not None]
-
-
-def _tier(tier: str) -> Tier | None:
-    """None where there are no files of a block."""
-    return "warm" if tier == "warm" else "cold" if tier == "cold" else None
-
-
-def _nodes(heads: Heads, models: Collection[bytes], block_size: int) -> list[SlotNode]:
-    """The blocks of these models of which there are files, those before others first."""
-    sharers: dict[BlockKey, set[object]] = {}
-    pinned: set[BlockKey] = set()
-    starts: dict[BlockKey, int] = {}
-    for one in _on_disk(heads):
-        if one.head.model in models:
-            chain = [*heads.kept.chain(one.last)][::-1]
-            for number, key in enumerate(chain):
-                sharers.setdefault(key, set()).add(conversation_of(one.head))
-                starts[key] = number * block_size
-            if one.head.is_pinned:
-                pinned.update(chain)
-    nodes: list[SlotNode] = []
-    blocks = heads.kept.blocks
-    for key in sorted(starts, key=lambda key: starts[key]):
-        sizes, above = blocks[key].sizes, blocks[key].above
-        while above is not None and _tier(blocks[above].sizes.tier) is None:
-            above = blocks[above].above
-        if (tier := _tier(sizes.tier)) is not None:
-            node = SlotNode(
-                id=key.name.hex(),
-                parent=above.name.hex() if above is not None else None,
-                start=starts[key],
-                end=starts[key] + block_size,
-                tier=tier,
-                disk_bytes=sizes.warm if tier == "warm" else sizes.cold,
-                is_pinned=key in pinned,
-                num_conversations=len(sharers[key]),
-            )
-            nodes.append(node)
-    return nodes
+        return before.until(after)

@@ -1,0 +1,297 @@
+"""What is looked at, and done, in a store by blocks: by the server, or by whoever has it alone.
+
+Every call blocks, may come from any thread unless it says otherwise, and raises StoreError when the
+store fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
+from runtime.cache.by_blocks.opened import BlockStore
+from runtime.cache.by_blocks.verification import Verified
+from runtime.cache.contents import KeptConversation, KnownModels, Pinned, models_beginning
+from runtime.cache.inventory_views import (
+    ChainView,
+    CollectedView,
+    ShownView,
+    SlotNode,
+    SlotView,
+    StatsView,
+    TierView,
+    VerifyView,
+)
+from runtime.errors import UnknownConversation
+from store import upkeep
+from store.blocks.head_file import HEAD, KnownHead
+from store.blocks.heads import Heads
+from store.blocks.kv_file import open_file
+from store.blocks.slots import BlockKey
+from store.errors import SlotDamaged, SlotMissing
+from store.types import Tier
+
+_CHECKPOINT_TRIES = 5
+_NAME_CHARS = 32
+
+
+def inventory_of(store: BlockStore, *, on_disk: bool = True) -> Inventory:
+    """What is in a store, or only what of that is on disk."""
+    wall_s = store.clock.wall_s
+    return Inventory(store.heads, store.block_size, store.secret, wall_s, on_disk=on_disk)
+
+
+def all_kept(inventory: Inventory, found: Iterable[Conversation]) -> list[KeptConversation]:
+    """These as `KvContents` says them."""
+    return [as_kept(inventory, one) for one in found]
+
+
+def as_kept(inventory: Inventory, one: Conversation) -> KeptConversation:
+    """A conversation as `KvContents` says it."""
+    view, head = inventory.view(one), one.last.head
+    return KeptConversation(view, head.model, head.id, head.ttl_s, view.is_pinned)
+
+
+def shown(inventory: Inventory, name: str, block_size: int) -> tuple[KeptConversation, ShownView]:
+    """A conversation with its slots. Raises UnknownConversation."""
+    one = inventory.find(name)
+    kept = as_kept(inventory, one)
+    slots = tuple(
+        SlotView(node.key.name.hex(), tier, node.start, node.start + block_size)
+        for node in inventory.blocks(one)
+        if (tier := _tier(node.block.sizes.tier)) is not None
+    )
+    return kept, ShownView(kept.view, kept.is_pinned, kept.ttl_s, slots)
+
+
+def slots_of(store: BlockStore, model: str) -> list[SlotNode]:
+    """Every slot of a model by its name or hash, parents before children."""
+    known = labels(store)
+    with store.heads.lock:
+        named = {one.head.model for one in _on_disk(store.heads) if one.head.name == model}
+        named |= {one for one, label in known.items() if label == model}
+        named |= models_beginning(known, model)
+        return _nodes(store.heads, named, store.block_size)
+
+
+def stats(store: BlockStore, inventory: Inventory) -> StatsView:
+    """Sums and counters."""
+    known = labels(store)
+    tiers = tuple(
+        TierView(known.get(model, ""), model.hex(), tier, *sums)
+        for (model, tier), sums in store.totals().items()
+    )
+    return StatsView(
+        root=str(store.root),
+        tiers=tiers,
+        num_conversations=len(inventory.conversations()),
+        quarantine_bytes=0,
+        free_bytes=upkeep.disk_room(store.root).free_bytes,
+        counters=store.records.counters(),
+    )
+
+
+def known_models(store: BlockStore) -> KnownModels:
+    """See `KvContents.known_models`."""
+    with store.heads.lock:
+        asked = {one.head.name for one in store.heads.known.values()}
+    return KnownModels(asked, labels(store))
+
+
+def labels(store: BlockStore) -> dict[bytes, str]:
+    """What the weights of each model hash go by."""
+    return {row.hash: row.label for row in store.records.models()}
+
+
+def mark(store: BlockStore, inventory: Inventory, name: str, *, is_pinned: bool) -> Pinned:
+    """Pin a conversation, or take its pins back. Raises UnknownConversation."""
+    found = inventory.find_all(name)
+    for one in found:
+        for head in one.heads[:1] if is_pinned else one.heads:
+            store.heads.mark(head.head.id, is_pinned=is_pinned, ttl_s=head.head.ttl_s)
+    num_tokens = inventory.view(inventory.find(name)).num_durable
+    return Pinned(found[0].id, is_pinned, num_tokens)
+
+
+# Exchange
+
+
+def chain(store: BlockStore, inventory: Inventory, name: str) -> ChainView:
+    """Where a conversation's tokens lie, all on the fast disk; a block's name names what leads to
+    it. Where the head has not what is behind its last whole block, all before that are there.
+
+    It touches the cold store, so that it has to be called by the thread that does.
+
+    Raises:
+        UnknownConversation: there is none, or not all of it is to be had.
+    """
+    last, head = _block_named(store.heads, name), None
+    if last is None:
+        head = inventory.find(name).last
+        last = head.last
+    with store.heads.lock:
+        keys = _chain_to(store.heads, last)
+        wanted = [one for one in keys if _is_away(store, one)]
+    if wanted:
+        store.bring(keys)
+    paths: list[tuple[str, int, int]] = []
+    state: tuple[str, int, int] | None = None
+    with store.heads.lock:
+        sharers = _sharers(store.heads)
+        for number, key in enumerate(keys, 1):
+            if not store.slots.has(key):
+                raise _gone(name)
+            end, num_sharers = number * store.block_size, len(sharers.get(key, ()))
+            paths.append((str(store.slots.path(key)), end, num_sharers))
+            if store.slots.has_state(key):
+                state = str(store.slots.state_path(key)), end, num_sharers
+    if head is not None and _has_end(head):
+        paths.append((str(head.path), head.head.num_tokens, 1))
+    elif state is not None:
+        paths.insert(state[1] // store.block_size, state)
+    if not paths:
+        raise _gone(name)
+    model = head.head.model if head is not None else keys[0].model
+    return ChainView(
+        model=labels(store).get(model, ""),
+        model_hash=model.hex(),
+        paths=tuple(path for path, _, _ in paths),
+        leaves=tuple(end for _, end, _ in paths),
+        num_conversations=tuple(num for _, _, num in paths),
+    )
+
+
+def _gone(name: str) -> UnknownConversation:
+    message = f"Nothing of the conversation {name[:64]!r} is on disk any more."
+    return UnknownConversation(message, "conversation")
+
+
+def _block_named(heads: Heads, name: str) -> BlockKey | None:
+    """The block on disk of this name, in hex."""
+    if len(name) != _NAME_CHARS:
+        return None
+    with heads.lock:
+        return next((one for one in heads.kept.blocks if one.name.hex() == name), None)
+
+
+def _chain_to(heads: Heads, last: BlockKey | None) -> list[BlockKey]:
+    """This block and all before it, the first one first."""
+    try:
+        return [*heads.kept.chain(last)][::-1]
+    except KeyError:  # it left meanwhile
+        return []
+
+
+def _is_away(store: BlockStore, key: BlockKey) -> bool:
+    sizes = store.heads.kept.blocks[key].sizes
+    return not sizes.slot or (sizes.cold_state > 0 and not sizes.state)
+
+
+def _has_end(head: KnownHead) -> bool:
+    """Its file has the KV behind its last whole block, or the states there."""
+    if head.path is None:
+        return False
+    try:
+        with open_file(head.path, HEAD) as file:
+            return len(file.front.entries) > 1
+    except (SlotDamaged, SlotMissing):
+        return False
+
+
+def _sharers(heads: Heads) -> dict[BlockKey, set[object]]:
+    """The conversations that go through each block on disk."""
+    sharers: dict[BlockKey, set[object]] = {}
+    for one in _on_disk(heads):
+        for key in heads.kept.chain(one.last):
+            sharers.setdefault(key, set()).add(conversation_of(one.head))
+    return sharers
+
+
+# Work
+
+
+def is_cut(store: BlockStore) -> bool:
+    """Have the log of the index hold no trace of what was deleted; whether it does not."""
+    return any(store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
+
+
+def verified(done: Sequence[Verified]) -> VerifyView:
+    """What reading these files showed."""
+    found = Counter(one.found for one in done)
+    return VerifyView(
+        num_verified=found["whole"],
+        verified_bytes=sum(one.num_bytes for one in done),
+        num_damaged=found["damaged"],
+        num_unread=found["unread"],
+    )
+
+
+class Use(NamedTuple):
+    """How many slots there are here and in the cold store, and what all of it takes."""
+
+    num_warm: int
+    num_cold: int
+    num_bytes: int
+
+    @staticmethod
+    def of(store: BlockStore) -> Use:
+        sums = Counter[str]()
+        for (_, tier), (num, _, num_bytes) in store.totals().items():
+            sums[tier] += num
+            sums["bytes"] += num_bytes
+        return Use(sums["warm"], sums["cold"], sums["bytes"])
+
+    def until(self, after: Use) -> CollectedView:
+        """What has left since then."""
+        num_demoted = max(after.num_cold - self.num_cold, 0)
+        return CollectedView(
+            num_dropped=max(self.num_warm - after.num_warm - num_demoted, 0),
+            num_demoted=num_demoted,
+            num_merged=0,
+            freed_bytes=self.num_bytes - after.num_bytes,
+        )
+
+
+def _on_disk(heads: Heads) -> list[KnownHead]:
+    return [one for one in heads.known.values() if one.path is not None]
+
+
+def _tier(tier: str) -> Tier | None:
+    """None where there are no files of a block."""
+    return "warm" if tier == "warm" else "cold" if tier == "cold" else None
+
+
+def _nodes(heads: Heads, models: Collection[bytes], block_size: int) -> list[SlotNode]:
+    """The blocks of these models of which there are files, those before others first."""
+    sharers: dict[BlockKey, set[object]] = {}
+    pinned: set[BlockKey] = set()
+    starts: dict[BlockKey, int] = {}
+    for one in _on_disk(heads):
+        if one.head.model in models:
+            chain = [*heads.kept.chain(one.last)][::-1]
+            for number, key in enumerate(chain):
+                sharers.setdefault(key, set()).add(conversation_of(one.head))
+                starts[key] = number * block_size
+            if one.head.is_pinned:
+                pinned.update(chain)
+    nodes: list[SlotNode] = []
+    blocks = heads.kept.blocks
+    for key in sorted(starts, key=lambda key: starts[key]):
+        sizes, above = blocks[key].sizes, blocks[key].above
+        while above is not None and _tier(blocks[above].sizes.tier) is None:
+            above = blocks[above].above
+        if (tier := _tier(sizes.tier)) is not None:
+            node = SlotNode(
+                id=key.name.hex(),
+                parent=above.name.hex() if above is not None else None,
+                start=starts[key],
+                end=starts[key] + block_size,
+                tier=tier,
+                disk_bytes=sizes.warm if tier == "warm" else sizes.cold,
+                is_pinned=key in pinned,
+                num_conversations=len(sharers[key]),
+            )
+            nodes.append(node)
+    return nodes

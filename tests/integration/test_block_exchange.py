@@ -1,0 +1,121 @@
+"""Conversations that are kept by blocks travel to stock mlx-lm and back: real workers and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
+from mlx_lm.utils import load
+
+from runtime.cache.by_blocks.contents import BlockContents
+from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.cache.inventory_views import ChainView
+from runtime.cache.mlx_lm_exchange import done
+from runtime.errors import UnknownConversation
+from runtime.kv.mlx_lm_file import read
+from runtime.mlx_lm_exchange import Export
+from runtime.types import TokenPrompt
+from tests.integration.test_kv_blocks_kept import NUM_TOKENS, kept, prompt, reused, serving
+from tests.tiny_models import write_model
+from tests.waiting import until
+
+BLOCK = 256
+FAMILIES = ("qwen3", "gemma3_text", "lfm2")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        write_model(folder / family, family)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, models: Path) -> Path:
+    (tmp_path / "models").symlink_to(models)
+    return tmp_path
+
+
+def exported(chain: ChainView, models: Path, file: Path) -> int:
+    """Write it to a file; its tokens."""
+    path = str(models / chain.model)
+    job = Export(str(file), chain.paths, chain.leaves, chain.model, path)
+    with done(job, "off") as outcome:
+        return outcome.num_tokens
+
+
+def contents_of(kv: BlockKvStore) -> BlockContents:
+    return BlockContents(kv, BLOCK)
+
+
+def logits(model: Any, token_ids: list[int], kv: list[Any]) -> mx.array:
+    out = model(mx.array(token_ids)[None], cache=kv)[:, -1]
+    mx.eval(out)
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_mlx_lm_continues_what_we_exported(home: Path, models: Path, family: str):
+    file = home / "cache.safetensors"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model=family, session_id="one")
+        await kept(kv)
+    async with serving(home) as (_, kv):
+        chain = await contents_of(kv).chain("one")
+    assert chain.model == family
+    num_tokens = exported(chain, models, file)
+    assert chain.leaves[-1] == num_tokens >= NUM_TOKENS
+    stock = read(file)
+    assert stock.token_ids is not None
+    assert len(stock.token_ids) == num_tokens
+    assert tuple(stock.token_ids[:NUM_TOKENS]) == prompt(1).token_ids
+    ours = load_prompt_cache(str(file))
+    model, *_ = load(str(models / family))
+    fresh = make_prompt_cache(model)
+    for start in range(0, num_tokens, 64):
+        logits(model, stock.token_ids[start : start + 64], fresh)
+    for token_ids in ([7, 8, 9], [10]):
+        one, other = logits(model, token_ids, ours), logits(model, token_ids, fresh)
+        assert mx.allclose(one, other, rtol=1e-3, atol=1e-3).item()
+        assert one.argmax().item() == other.argmax().item()
+
+
+async def test_a_block_names_what_leads_to_it(home: Path, models: Path):
+    file = home / "cache.safetensors"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model="qwen3", session_id="one")
+        branch = TokenPrompt(token_ids=(*prompt(1).token_ids[: 3 * BLOCK], *range(9, 309)))
+        await reused(supervisor, branch, model="qwen3", session_id="two")
+        await kept(kv, 2)
+        contents = contents_of(kv)
+        slots = (await contents.shown("one")).slots
+        chain = await contents.chain(slots[3].id)
+        assert chain.leaves == (256, 512, 768, 1024)
+        assert chain.num_conversations == (2, 2, 2, 1)
+        assert exported(chain, models, file) == 4 * BLOCK
+        with pytest.raises(UnknownConversation):
+            await contents.chain("0" * 32)
+        store = kv.store
+        assert store is not None
+        store.slots.path(next(iter(store.heads.kept.blocks))).unlink()
+        with pytest.raises(UnknownConversation):
+            await contents.chain("one")
+
+
+async def test_what_is_in_the_cold_store_is_brought_back(home: Path, models: Path):
+    file = home / "cache.safetensors"
+    async with serving(home, cold_store=str(home / "cold")) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model="qwen3", session_id="one", ttl_s=0.5)
+        await kept(kv)
+        heads = kv.store.heads if kv.store is not None else None
+        assert heads is not None
+        await until(lambda: bool(heads.idle()), "it rests")
+        await kv.chore(lambda store: store.room.keep())
+        contents = contents_of(kv)
+        assert (await contents.find("one")).view.tier == "cold"
+        assert exported(await contents.chain("one"), models, file) > 0
+        assert (await contents.find("one")).view.tier == "warm"
