@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,18 @@ from mlx_lm.utils import load
 
 from runtime.cache.by_blocks.contents import BlockContents
 from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.cache.contents import ImportRequest
 from runtime.cache.inventory_views import ChainView
 from runtime.cache.mlx_lm_exchange import done
-from runtime.errors import UnknownConversation
+from runtime.config.settings import Settings
+from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.kv.mlx_lm_file import read
 from runtime.mlx_lm_exchange import Export
-from runtime.types import TokenPrompt
+from runtime.models.catalog import Catalog
+from runtime.progress import Progress, unwatched
+from runtime.types import CacheParams, TokenPrompt
+from store.types import TTL_S
+from tests.asking import ask
 from tests.integration.test_kv_blocks_kept import NUM_TOKENS, kept, prompt, reused, serving
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -119,3 +126,98 @@ async def test_what_is_in_the_cold_store_is_brought_back(home: Path, models: Pat
         assert (await contents.find("one")).view.tier == "cold"
         assert exported(await contents.chain("one"), models, file) > 0
         assert (await contents.find("one")).view.tier == "warm"
+
+
+@pytest.mark.parametrize(
+    ("family", "num_tokens"),
+    [
+        ("qwen3", NUM_TOKENS),
+        ("lfm2", NUM_TOKENS),
+        ("lfm2", 4 * BLOCK - 2),
+        ("gemma3_text", 4 * BLOCK - 2),
+    ],
+)
+async def test_we_continue_our_own_file_in_another_home(
+    home: Path, models: Path, family: str, num_tokens: int
+):
+    """Whether it ends within a block, or with one."""
+    asked, file, other = prompt(1, num_tokens), home / "cache.safetensors", home / "other"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, asked, model=family, session_id="one")
+        await kept(kv)
+    async with serving(home) as (_, kv):
+        num_exported = exported(await contents_of(kv).chain("one"), models, file)
+    token_ids = read(file).token_ids
+    assert token_ids is not None
+    longer = TokenPrompt(token_ids=(*token_ids, 7, 8, 9))
+    other.mkdir()
+    (other / "models").symlink_to(models)
+    async with serving(other) as (supervisor, kv):
+        spec = Catalog(Settings(home=other), hub_cache=other / "hub").resolve(family)
+        contents, wanted = contents_of(kv), ImportRequest(str(file), family)
+        said = await contents.take_in(spec, wanted, unwatched)
+        assert (said.num_tokens, said.num_new_slots) == (num_exported, num_exported // BLOCK)
+        again = await contents.take_in(spec, wanted, unwatched)
+        assert again.num_new_slots == 0
+        (one,) = await contents.kept()
+        assert (one.view.num_durable, one.view.is_named) == (num_exported, False)
+        assert one.ttl_s == TTL_S["extended"]
+        assert kv.store is not None
+        assert kv.store.room.allowed.total() == 0
+        restored = await ask(supervisor, longer, model=family, max_tokens=8)
+        use = restored.finished.usage.cache
+        assert (use.tier, use.num_tokens) == ("warm", num_exported)
+        off = CacheParams(mode="off")
+        computed = await ask(supervisor, longer, model=family, max_tokens=8, cache=off)
+        assert restored.text == computed.text
+
+
+async def test_an_import_is_refused_where_there_is_no_room_and_nothing_leaves(
+    home: Path, models: Path
+):
+    file, other = home / "cache.safetensors", home / "other"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model="qwen3", session_id="one")
+        await kept(kv)
+        exported(await contents_of(kv).chain("one"), models, file)
+    other.mkdir()
+    (other / "models").symlink_to(models)
+    async with serving(other, cache_max_bytes=700_000) as (supervisor, kv):
+        await reused(supervisor, prompt(2, 300), model="qwen3", session_id="two")
+        await kept(kv)
+        spec = Catalog(Settings(home=other), hub_cache=other / "hub").resolve("qwen3")
+        contents, store = contents_of(kv), kv.store
+        assert store is not None
+        with pytest.raises(InterchangeFailed, match="exceed the cap"):
+            await contents.take_in(spec, ImportRequest(str(file), "qwen3"), unwatched)
+        with pytest.raises(InterchangeFailed, match="absolute path"):
+            await contents.take_in(spec, ImportRequest(file.name, "qwen3"), unwatched)
+        await kept(kv)
+        assert (await contents.find("two")).view.num_slots == 1
+        assert [*(store.root / "heads").glob(".tmp-*")] == []
+
+
+async def test_what_is_deleted_while_it_is_taken_in_does_not_stay(home: Path, models: Path):
+    file, other = home / "cache.safetensors", home / "other"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model="qwen3", session_id="one")
+        await kept(kv)
+        exported(await contents_of(kv).chain("one"), models, file)
+    other.mkdir()
+    (other / "models").symlink_to(models)
+    async with serving(other) as (_, kv):
+        spec = Catalog(Settings(home=other), hub_cache=other / "hub").resolve("qwen3")
+        contents, is_read = contents_of(kv), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def watch(_: Progress) -> None:
+            loop.call_soon_threadsafe(is_read.set)
+
+        wanted = ImportRequest(str(file), "qwen3")
+        taking = asyncio.create_task(contents.take_in(spec, wanted, watch))
+        await is_read.wait()
+        await contents.remove_all()
+        with pytest.raises(InterchangeFailed, match="deleted"):
+            await taking
+        assert await contents.kept() == []
+        assert [*(other / "kv" / "slots").rglob("*.safetensors")] == []

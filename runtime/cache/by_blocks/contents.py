@@ -15,10 +15,13 @@ from runtime.cache.by_blocks import tending
 from runtime.cache.by_blocks.inventory import Conversation, Inventory
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.by_blocks.service import BlockKvStore, Removed
+from runtime.cache.by_blocks.taking_in import take_in
 from runtime.cache.by_blocks.tending import Use
 from runtime.cache.by_blocks.verification import Verified, files_of
 from runtime.cache.by_blocks.verification import verify as verify_file
 from runtime.cache.contents import (
+    Exchanged,
+    ImportRequest,
     KeptConversation,
     KnownModels,
     Pinned,
@@ -36,6 +39,7 @@ from runtime.cache.inventory_views import (
 )
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import Progress, Watch
+from runtime.types import ModelSpec
 from store.errors import StoreError
 from store.keyed_names import Whom, conversation_key
 
@@ -228,3 +232,12 @@ class BlockContents:
         after = await self._tend(lambda store, _: Use.of(store))
         watch(Progress(step="done", num_done=1, num_total=1))
         return before.until(after)
+
+    async def take_in(self, spec: ModelSpec, wanted: ImportRequest, watch: Watch) -> Exchanged:
+        await self._kv.settled()
+        receipt, settings = self._kv.receive(), self._kv.settings  # held until it is published
+
+        def take(store: BlockStore, _: Inventory) -> Exchanged:
+            return take_in(store, settings, spec, wanted, watch, receipt.number)
+
+        return await self._tend(take)

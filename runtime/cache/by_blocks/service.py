@@ -110,6 +110,10 @@ class BlockKvStore:
         """Heads of workers that have no names of a store, which are in their memory only."""
 
     @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
     def status(self) -> KvStatus:
         """Whether the store works, and why not."""
         return self._life.status

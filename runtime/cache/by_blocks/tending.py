@@ -24,7 +24,10 @@ from runtime.cache.inventory_views import (
     TierView,
     VerifyView,
 )
-from runtime.errors import UnknownConversation
+from runtime.errors import InterchangeFailed, UnknownConversation
+from runtime.models import identified
+from runtime.ranks import KvForm
+from runtime.types import ModelSpec
 from store import upkeep
 from store.blocks.head_file import HEAD, KnownHead
 from store.blocks.heads import Heads
@@ -103,6 +106,14 @@ def known_models(store: BlockStore) -> KnownModels:
 def labels(store: BlockStore) -> dict[bytes, str]:
     """What the weights of each model hash go by."""
     return {row.hash: row.label for row in store.records.models()}
+
+
+def identify(store: BlockStore, spec: ModelSpec, form: KvForm) -> bytes:
+    """The model hash of a model as it is now. Raises InterchangeFailed: it cannot be read."""
+    model = identified.identify(store.records, store.clock.now_s, spec, form)
+    if model is None:
+        raise InterchangeFailed(f"The files of {spec.id} cannot be read.", "model")
+    return model
 
 
 def mark(store: BlockStore, inventory: Inventory, name: str, *, is_pinned: bool) -> Pinned:
