@@ -80,7 +80,8 @@ async def test_mlx_lm_continues_what_we_exported(home: Path, models: Path, famil
     assert stock.token_ids is not None
     assert len(stock.token_ids) == num_tokens
     assert tuple(stock.token_ids[:NUM_TOKENS]) == prompt(1).token_ids
-    ours = load_prompt_cache(str(file))
+    ours, metadata = load_prompt_cache(str(file), return_metadata=True)
+    assert metadata["model"] == str(models / family)
     model, *_ = load(str(models / family))
     fresh = make_prompt_cache(model)
     for start in range(0, num_tokens, 64):

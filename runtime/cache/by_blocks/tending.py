@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+import psutil
+
+from runtime import kv_sizes
 from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
-from runtime.cache.by_blocks.opened import BlockStore
+from runtime.cache.by_blocks.opened import BlockStore, Terms
 from runtime.cache.by_blocks.verification import Verified
 from runtime.cache.contents import KeptConversation, KnownModels, Pinned, models_beginning
 from runtime.cache.inventory_views import (
@@ -24,20 +28,43 @@ from runtime.cache.inventory_views import (
     TierView,
     VerifyView,
 )
+from runtime.config.settings import Settings
 from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.models import identified
 from runtime.ranks import KvForm
 from runtime.types import ModelSpec
 from store import upkeep
 from store.blocks.head_file import HEAD, KnownHead
-from store.blocks.heads import Heads
+from store.blocks.heads import Heads, Whom
 from store.blocks.kv_file import open_file
+from store.blocks.room import Limits
 from store.blocks.slots import BlockKey
 from store.errors import SlotDamaged, SlotMissing
+from store.keyed_names import Whom as Named
+from store.keyed_names import conversation_key, keyed_hash
 from store.types import Tier
 
 _CHECKPOINT_TRIES = 5
 _NAME_CHARS = 32
+
+
+def terms_of(settings: Settings) -> Terms:
+    """How the store of these settings is opened."""
+    return Terms(settings.block_size, settings.cold_store, _limits_of(settings))
+
+
+def _limits_of(settings: Settings) -> Limits:
+    cap_bytes = settings.cache_max_bytes
+    if cap_bytes is None:
+        with suppress(OSError):
+            free_bytes = psutil.disk_usage(str(settings.home)).free
+            cap_bytes = kv_sizes.cache_budget(free_bytes, 0)
+    return Limits(
+        warm_bytes=cap_bytes or 0,
+        cold_bytes=settings.cold_max_bytes,
+        cold_ttl_s=settings.cold_ttl_s,
+        day_bytes=settings.kv_daily_write_bytes,
+    )
 
 
 def inventory_of(store: BlockStore, *, on_disk: bool = True) -> Inventory:
@@ -218,6 +245,44 @@ def _sharers(heads: Heads) -> dict[BlockKey, set[object]]:
         for key in heads.kept.chain(one.last):
             sharers.setdefault(key, set()).add(conversation_of(one.head))
     return sharers
+
+
+# Deleting
+
+
+class Gone(NamedTuple):
+    """The blocks and ends that nobody has any more, and what left with them."""
+
+    keys: list[BlockKey]
+    num_conversations: int = 0
+    num_slots: int = 0
+
+
+def heads_meant(secret: bytes, whom: Named, models: Collection[bytes] | None) -> Whom:
+    """These heads, by the keys that stand for names and session ids."""
+    asked = None if whom.model is None else keyed_hash(secret, "model", whom.model.encode())
+    session = whom.key  # the store's key; without a store it is nobody's
+    if whom.session_id is not None and not (secret and whom.key):
+        session = conversation_key(secret, whom.session_id)
+    return Whom(asked, session, models)
+
+
+def deleted(heads: Heads, whom: Whom, number: int | None = None) -> Gone:
+    """Delete these heads, and say what left with them; raises as `Heads.delete`."""
+    with heads.lock:
+        meant = [one.head for one in heads.known.values() if whom.means(one.head)]
+        whose = {conversation_of(one) for one in meant}
+        num_before = len(heads.kept.blocks)
+        keys = heads.delete(whom, number)
+        return Gone(keys, len(whose), num_before - len(heads.kept.blocks))
+
+
+def deleted_head(heads: Heads, head_id: str, number: int | None = None) -> Gone:
+    """The same of a head without a session; raises as `Heads.delete_head`."""
+    with heads.lock:
+        num_before = len(heads.kept.blocks)
+        keys = heads.delete_head(head_id, number)
+        return Gone(keys, 1, num_before - len(heads.kept.blocks))
 
 
 # Work
