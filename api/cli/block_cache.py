@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from runtime.cache.by_blocks import tending
 from runtime.cache.by_blocks.opened import BlockStore, open_blocks
@@ -23,8 +23,7 @@ from runtime.cache.inventory_views import (
 from runtime.config.settings import Settings
 from runtime.models.catalog import Catalog
 from runtime.progress import Progress, Watch
-from store.blocks.heads import Whom
-from store.keyed_names import Whom as Named
+from store.keyed_names import Whom
 
 
 def open_blocks_of(settings: Settings) -> BlockStore:
@@ -63,23 +62,25 @@ class BlockCache:
         return tending.mark(self._store, self._inventory, name, is_pinned=False)
 
     def remove_conversation(self, name: str) -> RemovalView:
-        heads, found = self._store.heads, self._inventory.find_all(name)
+        found = self._inventory.find_all(name)
         if found[0].is_named:
-            session = found[0].last.head.owner.session
-            return self._removed([tending.deleted(heads, Whom(session=session))])
+            return self._delete([Whom(key=found[0].last.head.owner.session)])
         ids = [head.head.id for one in found for head in one.heads]
-        return self._removed([tending.deleted_head(heads, one) for one in ids])
+        return self._removed([tending.delete_head(self._store, one) for one in ids])
 
     def remove_model(self, name: str) -> RemovalView:
-        heads, secret = self._store.heads, self._store.secret
         names, hashes = self._meant(name)
         if hashes:
-            return self._removed([tending.deleted(heads, Whom(models=hashes))])
-        whoms = [tending.heads_meant(secret, Named(model=one), None) for one in sorted(names)]
-        return self._removed([tending.deleted(heads, whom) for whom in whoms])
+            return self._delete([Whom()], hashes)
+        return self._delete([Whom(model=one) for one in sorted(names)])
 
     def remove_all(self) -> RemovalView:
-        return self._removed([tending.deleted(self._store.heads, Whom())])
+        return self._delete([Whom()])
+
+    def _delete(
+        self, whoms: Sequence[Whom], models: Collection[bytes] | None = None
+    ) -> RemovalView:
+        return self._removed([tending.delete(self._store, whom, models) for whom in whoms])
 
     def _removed(self, gone: Sequence[Gone]) -> RemovalView:
         """After that neither the cold store nor the index's log is to hold a trace."""

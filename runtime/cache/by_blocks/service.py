@@ -20,7 +20,15 @@ from runtime.cache.by_blocks.channel import BlockChannel
 from runtime.cache.by_blocks.inventory import Inventory, whom_of
 from runtime.cache.by_blocks.memory import WorkersMemory
 from runtime.cache.by_blocks.opened import BlockStore, open_blocks
-from runtime.cache.by_blocks.tending import Gone, deleted, deleted_head, heads_meant, terms_of
+from runtime.cache.by_blocks.tending import (
+    Gone,
+    delete,
+    delete_head,
+    deleted,
+    deleted_head,
+    heads_meant,
+    terms_of,
+)
 from runtime.cache.deletion_log import DeletionLog, Receipt
 from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, TierFigure, added
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
@@ -253,9 +261,7 @@ class BlockKvStore:
         before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
-        gone = await self._life.attempt(
-            lambda store: deleted(store.heads, heads_meant(store.secret, whom, models), number)
-        )
+        gone = await self._life.attempt(lambda store: delete(store, whom, models, number))
         is_deleted = gone is not None or not self._settings.kv_disk
         unnamed = deleted(self._unnamed, heads_meant(b"", whom, models), number)
         every = [one for one in (gone, unnamed) if one is not None]
@@ -280,7 +286,10 @@ class BlockKvStore:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
         before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, {model})
-        gone = await self._with(heads, lambda: deleted_head(heads, head_id, news.number))
+        if heads is self._unnamed:
+            gone = deleted_head(heads, head_id, news.number)
+        else:
+            gone = await self._life.attempt(lambda store: delete_head(store, head_id, news.number))
         every = [gone] if gone is not None else []
         return await self._dropped(before, news, every, is_deleted=bool(every))
 

@@ -6,6 +6,7 @@ store fails.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import psutil
 
 from runtime import kv_sizes
-from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
+from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of, whom_of
 from runtime.cache.by_blocks.opened import BlockStore, Terms
 from runtime.cache.by_blocks.verification import Verified
 from runtime.cache.contents import KeptConversation, KnownModels, Pinned, models_beginning
@@ -33,7 +34,7 @@ from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.models import identified
 from runtime.ranks import KvForm
 from runtime.types import ModelSpec
-from store import upkeep
+from store import prefixes, turns, upkeep
 from store.blocks.head_file import HEAD, KnownHead
 from store.blocks.heads import Heads, Whom
 from store.blocks.kv_file import open_file
@@ -42,10 +43,13 @@ from store.blocks.slots import BlockKey
 from store.errors import SlotDamaged, SlotMissing
 from store.keyed_names import Whom as Named
 from store.keyed_names import conversation_key, keyed_hash
+from store.turns import Folders, TurnTokens
 from store.types import Tier
 
 _CHECKPOINT_TRIES = 5
 _NAME_CHARS = 32
+_ASKED_CHARS = 16
+"""Of what stands for the name of a model, in the names of files: `keyed_names.model_key`."""
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -283,6 +287,45 @@ def deleted_head(heads: Heads, head_id: str, number: int | None = None) -> Gone:
         num_before = len(heads.kept.blocks)
         keys = heads.delete_head(head_id, number)
         return Gone(keys, 1, num_before - len(heads.kept.blocks))
+
+
+def delete(
+    store: BlockStore, whom: Named, models: Collection[bytes] | None, number: int | None = None
+) -> Gone:
+    """Delete the heads that are meant, and first what else of their text is kept beside them.
+
+    Raises as `Heads.delete`.
+    """
+    meant = heads_meant(store.secret, whom, models)
+    asked = meant.asked.hex()[:_ASKED_CHARS] if meant.asked is not None else None
+    if meant.session is not None:
+        session = meant.session.hex()
+        turns.drop_folders(store.root, Folders(conversation=session, name=asked))
+        prefixes.remove_session(store.root, session)
+    elif asked is not None:
+        turns.drop_folders(store.root, Folders(name=asked))
+        prefixes.remove_asked(store.root, asked)
+    else:
+        for model in [None] if models is None else models:
+            turns.drop_turns(store.root, model)
+            prefixes.remove_model(store.root, model)
+    return deleted(store.heads, meant, number)
+
+
+def delete_head(store: BlockStore, head_id: str, number: int | None = None) -> Gone:
+    """The same of a head without a session.
+
+    Raises as `Heads.delete_head`, and UnknownConversation where there is no such head.
+    """
+    whom = whom_of(store.heads, head_id, store.block_size)
+    with store.heads.lock:
+        known = store.heads.known.get(head_id)
+    if known is not None and whom.chain is not None:
+        head, tokens = known.head, TurnTokens(array("I", whom.chain.token_ids))
+        asked = head.owner.asked.hex()[:_ASKED_CHARS]
+        turns.drop_chain(store.root, head.model, asked, tokens, head.owner.root)
+        prefixes.remove_chain(store.root, head.model, asked, whom.chain)
+    return deleted_head(store.heads, head_id, number)
 
 
 # Work
