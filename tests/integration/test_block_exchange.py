@@ -222,3 +222,46 @@ async def test_what_is_deleted_while_it_is_taken_in_does_not_stay(home: Path, mo
             await taking
         assert await contents.kept() == []
         assert [*(other / "kv" / "slots").rglob("*.safetensors")] == []
+
+
+async def test_what_others_remove_while_it_is_taken_in_is_written_again(home: Path, models: Path):
+    file, other = home / "cache.safetensors", home / "other"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model="qwen3", session_id="one")
+        await kept(kv)
+    async with serving(home) as (_, kv):
+        num_tokens = exported(await contents_of(kv).chain("one"), models, file)
+    other.mkdir()
+    (other / "models").symlink_to(models)
+    async with serving(other) as (supervisor, kv):
+        spec = Catalog(Settings(home=other), hub_cache=other / "hub").resolve("qwen3")
+        contents, removed = contents_of(kv), list[Path]()
+
+        def watch(told: Progress) -> None:
+            there = [*(other / "kv" / "slots").rglob("*.safetensors")]
+            if there and not removed and told.num_done == told.num_total - 1:
+                removed.append(there[0])
+                there[0].unlink(missing_ok=True)
+
+        said = await contents.take_in(spec, ImportRequest(str(file), "qwen3"), watch)
+        assert len(removed) == 1
+        assert removed[0].exists()
+        assert said.num_new_slots == NUM_TOKENS // BLOCK
+        (one,) = await contents.kept()
+        assert one.view.is_durable
+        use = await reused(supervisor, prompt(1), model="qwen3")
+        assert use.num_tokens == min(num_tokens, NUM_TOKENS - 1) > NUM_TOKENS - BLOCK
+
+
+async def test_of_a_branch_its_whole_blocks_are_exported(home: Path, models: Path):
+    file = home / "cache.safetensors"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), model="qwen3", session_id="one")
+        await kept(kv)
+    async with serving(home) as (_, kv):
+        await kv.settled()
+        contents = contents_of(kv)
+        await contents.branch("one", "copy", {"qwen3": 2 * BLOCK + 7})
+        copy = (await contents.find("copy")).view
+        assert (copy.num_durable, copy.is_durable) == (2 * BLOCK, False)
+        assert exported(await contents.chain("copy"), models, file) == 2 * BLOCK

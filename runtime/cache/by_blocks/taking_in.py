@@ -57,7 +57,7 @@ def take_in(
                     said = store.publish(key, ended)
                 finally:
                     Path(staged.path).unlink(missing_ok=True)
-            num_new += staged.num_slots
+            num_new = max(num_new, staged.num_slots)
             if _is_whole(said):
                 store.room.finish(key)
                 return Exchanged(wanted.file, spec.id, outcome.num_tokens, num_new)
