@@ -26,18 +26,25 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
 
 
 class Import(msgspec.Struct, frozen=True, tag="import", kw_only=True):
-    """Stage what `file` holds as slots of a model in the store at `root`."""
+    """Stage what `file` holds for a model in the store at `root`: as slots of runs, or else as
+    slots of blocks, which are in their places at once, and a head.
+    """
 
     file: str
     spec: ModelSpec
     model_hash: bytes
-    secret: bytes
-    root: str
     block_size: int
+    secret: bytes = b""
+    root: str = ""
+    by_blocks: bool = False
     kv_bits: int | None = None
     kv_start: int = 0
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
+
+    def of_store(self, secret: bytes, root: str, *, by_blocks: bool = False) -> Import:
+        """The same for the store at `root` that has this secret."""
+        return msgspec.structs.replace(self, secret=secret, root=root, by_blocks=by_blocks)
 
 
 Job = Export | Import
@@ -49,9 +56,23 @@ class SpaceWanted(msgspec.Struct, frozen=True, tag="space_wanted"):
     num_bytes: int
 
 
+class HeadStaged(msgspec.Struct, frozen=True):
+    """A head that is staged at `path`, behind `num_slots` that were not there before. All of it
+    took `num_bytes`.
+    """
+
+    head_id: str
+    path: str
+    num_slots: int
+    num_bytes: int
+
+
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """How many tokens were exchanged, the slots that were staged, and why it failed, if it did."""
+    """How many tokens were exchanged, the slots or the head that were staged, and why it failed, if
+    it did.
+    """
 
     num_tokens: int
     slots: tuple[SlotStaged, ...] = ()
+    head: HeadStaged | None = None
     error: str | None = None

@@ -10,9 +10,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from api.cli.block_cache import BlockCache, open_blocks_of
 from api.cli.client import ServerLink
 from api.cli.errors import NoServer
 from runtime.cache import run_contents
+from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.collection import GarbageCollection
 from runtime.cache.contents import (
     Exchanged,
@@ -86,22 +88,30 @@ def opened_cache(settings: Settings) -> Generator[CacheService]:
     if not root.is_dir():
         raise StoreUnavailable(f"There is no store at {root}. Name its home with --home.")
     try:
-        store = open_store(root, settings.cold_store)
+        store = (open_blocks_of if settings.kv_blocks else _open_runs)(settings)
     except StoreLocked:
         yield _ServerCache(settings, root)
         return
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} cannot be opened: {error}.") from error
-    store.keep_to(
-        settings.cache_max_bytes, evictor(store, StoreLimits.of(settings), lambda _: None)
-    )
     try:
-        Recovery(root, store.database, store.cold, time.time()).run()
-        yield _StoreCache(store, settings)
+        if isinstance(store, BlockStore):
+            yield BlockCache(store, settings)
+        else:
+            Recovery(root, store.database, store.cold, time.time()).run()
+            yield _StoreCache(store, settings)
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} fails: {error}.") from error
     finally:
         store.close()
+
+
+def _open_runs(settings: Settings) -> OpenStore:
+    """Raises as `open_store`."""
+    store = open_store(settings.kv_root, settings.cold_store)
+    limits = StoreLimits.of(settings)
+    store.keep_to(settings.cache_max_bytes, evictor(store, limits, lambda _: None))
+    return store
 
 
 class _StoreCache:

@@ -41,11 +41,11 @@ def cold(settings: Settings, arguments: argparse.Namespace) -> int:
         store = cold_at(root, where)
         if arguments.action == "take":
             claim.take(store)
-        view = ColdView(where, claim.look(store).is_ours)
+        view = ColdView(str(where), claim.look(store).is_ours)
     except StoreError as error:
         if arguments.action == "take":
             raise HearthError(f"{where} cannot be taken: {error}") from error
-        view = ColdView(where, is_ours=False, trouble=str(error))
+        view = ColdView(str(where), is_ours=False, trouble=str(error))
     text = view.trouble or f"{where} is {'this home' if view.is_ours else 'nobody'}'s"
     show(view, text, as_json=arguments.as_json)
     return int(view.trouble is not None)

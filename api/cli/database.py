@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from api.cli.block_cache import open_blocks_of
 from api.cli.views import log_errors_only, show
+from runtime.cache.by_blocks.opened import INDEX as BLOCK_INDEX
 from runtime.cache.history import FILE, OpenHistory
 from runtime.cache.owned import INDEX
 from runtime.cache.store_opening import open_store
@@ -15,7 +17,7 @@ from runtime.config.settings import Settings
 from runtime.errors import HearthError
 from store.database_file import check_whole
 from store.errors import StoreError, StoreLocked
-from store.file_kinds import HISTORY, FileKind
+from store.file_kinds import HISTORY, KV, FileKind
 from store.file_kinds import INDEX as INDEX_KIND
 
 
@@ -42,7 +44,8 @@ def database(settings: Settings, arguments: argparse.Namespace) -> int:
         HearthError: there is none, or those that are to be changed cannot be opened.
     """
     log_errors_only()
-    kinds = {settings.kv_root / INDEX: INDEX_KIND, settings.home / FILE: HISTORY}
+    index, kind = index_of(settings)
+    kinds = {index: kind, settings.home / FILE: HISTORY}
     there = {path: kind for path, kind in kinds.items() if path.exists()}
     if not there:
         home = settings.home
@@ -55,11 +58,20 @@ def database(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0 if found.is_intact else 1
 
 
+def index_of(settings: Settings) -> tuple[Path, FileKind]:
+    """The database of the KV on disk, in the form in which it is kept there."""
+    if settings.kv_blocks:
+        return settings.kv_root / BLOCK_INDEX, KV
+    return settings.kv_root / INDEX, INDEX_KIND
+
+
 def _upgrade(settings: Settings, there: dict[Path, FileKind]) -> None:
     """As a start does it, with a copy of what is older."""
     try:
         if INDEX_KIND in there.values():
             open_store(settings.kv_root, settings.cold_store).close()
+        if KV in there.values():
+            open_blocks_of(settings).close()
         if HISTORY in there.values():
             OpenHistory(settings.home).close()
     except StoreLocked as error:

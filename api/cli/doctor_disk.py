@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from api.cli.database import index_of
 from api.cli.views import size
 from runtime.cache.history import FILE as HISTORY_FILE
-from runtime.cache.owned import INDEX
 from runtime.cache.store_opening import cold_at
 from runtime.config.settings import Settings
 from store import ownership
@@ -22,7 +22,6 @@ from store.cold_owner import Claim
 from store.database_file import check_whole, connect_reader
 from store.errors import ColdForeign, IndexDamaged, StoreError, StoreTooNew
 from store.file_kinds import HISTORY, FileKind
-from store.file_kinds import INDEX as INDEX_KIND
 from store.ownership import secret_of
 
 _LEAST_FREE_BYTES = 5_000_000_000
@@ -51,7 +50,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
     yield _place(settings.kv_root)
     if settings.cold_store is not None:
         yield _cold(settings.kv_root, settings.cold_store)
-    yield _database("Store", settings.kv_root / INDEX, INDEX_KIND)
+    yield _database("Store", *index_of(settings))
     history = _database("History", settings.home / HISTORY_FILE, HISTORY)
     yield history
     if history.remedy is None:

@@ -13,6 +13,7 @@ from runtime.config.settings import Settings
 from runtime.errors import InterchangeFailed
 from runtime.mlx_lm_exchange import NOT_STOCK, Import
 from runtime.progress import Watch
+from runtime.ranks import KvForm
 from runtime.types import ModelSpec
 from store import upkeep
 
@@ -26,29 +27,10 @@ def take_in(
         InterchangeFailed: it cannot be read, does not belong to the model, or has no room.
         StoreError: the store fails.
     """
-    if spec.is_vision:
-        raise InterchangeFailed(
-            f"Nothing can be imported: {NOT_STOCK.format(model=spec.id)}.", "model"
-        )
-    form = settings.kv_form_of(spec.id)
-    if form.num_ranks > 1:
-        raise InterchangeFailed(
-            f"{spec.id} is split over ranks: its KV cannot be exchanged.", "model"
-        )
-    _check_file(Path(wanted.file))
+    form = checked(settings, spec, wanted)
     store, key = inventory.store, f"import-{uuid4().hex}"
-    job = Import(
-        file=wanted.file,
-        spec=spec,
-        model_hash=inventory.identify(spec, form),
-        secret=store.secret,
-        root=str(store.root),
-        block_size=settings.block_size,
-        kv_bits=form.kv_bits,
-        kv_start=form.kv_start,
-        prompt=wanted.prompt,
-        token_ids=wanted.token_ids,
-    )
+    job = import_job(settings, spec, wanted, inventory.identify(spec, form), form)
+    job = job.of_store(store.secret, str(store.root))
     try:
         with done(job, settings.cpu_blas, watch, partial(store.disk.reserve, key)) as outcome:
             published = store.publish(outcome.slots)
@@ -60,6 +42,37 @@ def take_in(
     if published.refused:
         raise InterchangeFailed(f"The store refused {len(published.refused)} of its slots.")
     return Exchanged(wanted.file, spec.id, outcome.num_tokens, len(published.saved))
+
+
+def checked(settings: Settings, spec: ModelSpec, wanted: ImportRequest) -> KvForm:
+    """The form of this model's KV. Raises InterchangeFailed where the file cannot become that."""
+    if spec.is_vision:
+        raise InterchangeFailed(
+            f"Nothing can be imported: {NOT_STOCK.format(model=spec.id)}.", "model"
+        )
+    form = settings.kv_form_of(spec.id)
+    if form.num_ranks > 1:
+        raise InterchangeFailed(
+            f"{spec.id} is split over ranks: its KV cannot be exchanged.", "model"
+        )
+    _check_file(Path(wanted.file))
+    return form
+
+
+def import_job(
+    settings: Settings, spec: ModelSpec, wanted: ImportRequest, model_hash: bytes, form: KvForm
+) -> Import:
+    """What the process that reads the file is told, but for the store."""
+    return Import(
+        file=wanted.file,
+        spec=spec,
+        model_hash=model_hash,
+        block_size=settings.block_size,
+        kv_bits=form.kv_bits,
+        kv_start=form.kv_start,
+        prompt=wanted.prompt,
+        token_ids=wanted.token_ids,
+    )
 
 
 def _check_file(file: Path) -> None:

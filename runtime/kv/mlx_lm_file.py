@@ -20,9 +20,12 @@ import msgspec
 from mlx_lm.models import cache as upstream
 
 from runtime.kv import layers, pack
-from runtime.kv.layers import KvLayout, UnsupportedCache
+from runtime.kv.layers import KvLayout, State, UnsupportedCache
 from runtime.kv.pack import PackedLayout, RunKv
 from runtime.mlx_lm_exchange import NOT_STOCK
+from store.blocks.head_file import HEAD, read_end, read_head
+from store.blocks.kv_file import kind_of, open_file
+from store.blocks.slots import SLOT, STATE, TOKENS, SlotAbout
 from store.errors import SlotDamaged
 from store.slots import verify
 
@@ -39,6 +42,18 @@ class StockFile(NamedTuple):
     model_hash: str | None
 
 
+class _Kept(NamedTuple):
+    """What was read of a conversation: pieces of consecutive tokens, each with its layout, and the
+    state at the end of the last one, if there is any.
+    """
+
+    model_hash: str
+    layouts: list[KvLayout]
+    pieces: list[list[mx.array]]
+    state: State | None
+    token_ids: array[int]
+
+
 def write(
     file: Path,
     paths: Sequence[Path],
@@ -47,47 +62,119 @@ def write(
     model_path: str,
     on_read: Callable[[int], None],
 ) -> int:
-    """Write the slots at `paths`, each up to position `leaves[i]`, as one file; its tokens.
+    """Write what lies at `paths`, each up to position `leaves[i]`, as one file; its tokens.
 
-    `on_read` is told how many of them were read. What comes before quantised KV is quantised.
+    They are slots of runs, or else slots of blocks, of which each may be followed by its states,
+    and at last a head. `on_read` is told how many of them were read. What comes before quantised KV
+    is quantised. Where a state is needed and blocks have one before their end, that is the end.
 
     Raises:
-        SlotDamaged, SlotMissing, StoreFailed: a slot cannot be read.
+        SlotDamaged, SlotMissing, SlotForeign, StoreFailed: something cannot be read.
         UnsupportedCache: upstream cannot load such a layer cache.
         ValueError: the slots are of a model that mlx-vlm computes.
     """
-    pieces: list[Sequence[mx.array]] = []
-    tokens = array("I")
-    layout, state, model_hash = KvLayout(()), None, ""
-    for number, (path, leave) in enumerate(zip(paths, leaves, strict=True)):
-        on_read(number)
-        slot = verify(path)
-        header = slot.header
-        if pack.is_of_ranks(header.layout):
-            raise ValueError("it is of a model that is split over ranks; upstream has no such file")
-        layout = msgspec.json.decode(header.layout, type=PackedLayout).layout
-        loaded = mx.load(str(path))
-        assert isinstance(loaded, dict)
-        run = pack.unpack(header.layout, loaded, layout, header.num_tokens)
-        pieces.append([one[: leave - header.start] for one in run.slices])
-        state, model_hash = run.state, header.model.hex()
-        tokens += slot.token_ids[: leave - header.start]
+    is_of_blocks = kind_of(paths[0]) in (SLOT, HEAD)
+    kept = (_read_blocks if is_of_blocks else _read_runs)(paths, leaves, on_read)
+    layout = kept.layouts[-1] if kept.layouts else KvLayout(())
     if any(leaf.class_name.startswith(layers.OF_VLM) for leaf in layout.leaves):
         raise ValueError(NOT_STOCK.format(model=model))
-    if layout.needs_state and state is None:
-        raise SlotDamaged("the last slot holds no state of the layers that cannot be sliced")
-    kv = _fresh(layout, pieces[-1:])
-    pieces = [layers.as_held(kv, layout, piece) for piece in pieces]
-    layers.assemble(kv, layout, pieces, state, _ROOM)
+    if not kept.pieces or (layout.needs_state and kept.state is None):
+        raise SlotDamaged(
+            "no file of it has the state of the layers that cannot be sliced; an end that is not "
+            "written yet has it once its model rests"
+        )
+    kv = _fresh(layout, kept.pieces[-1:])
+    pieces = [layers.as_held(kv, layout, piece) for piece in kept.pieces]
+    layers.assemble(kv, layout, pieces, kept.state, _ROOM)
     metadata = {
         "model": model_path,
         "tokenizer_config": "{}",
         _MODEL: model,
-        _MODEL_HASH: model_hash,
-        _TOKENS: base64.b64encode(tokens.tobytes()).decode(),
+        _MODEL_HASH: kept.model_hash,
+        _TOKENS: base64.b64encode(kept.token_ids.tobytes()).decode(),
     }
     upstream.save_prompt_cache(str(file), kv, metadata)
-    return len(tokens)
+    return len(kept.token_ids)
+
+
+def _read_runs(
+    paths: Sequence[Path], leaves: Sequence[int], on_read: Callable[[int], None]
+) -> _Kept:
+    kept = _Kept("", [], [], None, array("I"))
+    for number, (path, leave) in enumerate(zip(paths, leaves, strict=True)):
+        on_read(number)
+        slot = verify(path)
+        header = slot.header
+        layout = _layout_of(header.layout)
+        run = pack.unpack(header.layout, _loaded(path), layout, header.num_tokens)
+        kept.layouts.append(layout)
+        kept.pieces.append([one[: leave - header.start] for one in run.slices])
+        kept.token_ids.extend(slot.token_ids[: leave - header.start])
+        kept = kept._replace(model_hash=header.model.hex(), state=run.state)
+    return kept
+
+
+def _read_blocks(
+    paths: Sequence[Path], leaves: Sequence[int], on_read: Callable[[int], None]
+) -> _Kept:
+    kept = _Kept("", [], [], None, array("I"))
+    num_with_state, state_at = 0, 0
+    for number, (path, leave) in enumerate(zip(paths, leaves, strict=True)):
+        on_read(number)
+        one, start = _read_block_file(path, kept.token_ids), len(kept.token_ids)
+        layout, rest = _layout_of(one.layout), one.token_ids
+        run = pack.unpack(one.layout, _loaded(path), layout, len(rest))
+        if rest:
+            kept.layouts.append(layout)
+            kept.pieces.append([column[: leave - start] for column in run.slices])
+            kept.token_ids.extend(rest[: leave - start])
+        if run.state is not None:
+            num_with_state, state_at = len(kept.pieces), len(kept.token_ids)
+        kept = kept._replace(model_hash=one.model.hex(), state=run.state or kept.state)
+    if kept.state is not None:
+        del kept.layouts[num_with_state:], kept.pieces[num_with_state:], kept.token_ids[state_at:]
+    return kept
+
+
+class _BlockFile(NamedTuple):
+    """What a file of blocks says of itself, and the tokens whose KV it has."""
+
+    model: bytes
+    layout: str
+    token_ids: array[int]
+
+
+def _read_block_file(path: Path, before: array[int]) -> _BlockFile:
+    """A slot, the states at its end, or a head, behind these tokens; every byte is compared."""
+    kind = kind_of(path)
+    if kind == HEAD:
+        head, token_ids = read_head(path)
+        read_end(path)
+        if array("I", token_ids[: len(before)]) != before:
+            raise SlotDamaged("the head is not of these blocks")
+        return _BlockFile(head.model, head.layout, array("I", token_ids[len(before) :]))
+    with open_file(path, STATE if kind == STATE else SLOT) as file:
+        try:
+            about = msgspec.json.decode(file.front.about, type=SlotAbout)
+        except msgspec.MsgspecError as error:
+            raise SlotDamaged("it does not say of what it is") from error
+        ids = b"".join(bytes(one.data) for one in file.read() if one.name == TOKENS)
+    return _BlockFile(about.model, about.layout, array("I", ids))
+
+
+def _layout_of(text: str) -> KvLayout:
+    if pack.is_of_ranks(text):
+        raise ValueError("it is of a model that is split over ranks; upstream has no such file")
+    try:
+        return msgspec.json.decode(text, type=PackedLayout).layout
+    except msgspec.MsgspecError as error:
+        raise SlotDamaged(f"its layout cannot be read: {error}") from error
+
+
+def _loaded(path: Path) -> dict[str, mx.array]:
+    loaded = mx.load(str(path))
+    assert isinstance(loaded, dict)
+    return loaded
 
 
 def read(file: Path) -> StockFile:

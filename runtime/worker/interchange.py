@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import mlx.core as mx
 import msgspec
 
 from runtime.kv import layers, mlx_lm_file, pack
+from runtime.kv.by_blocks import taken_in
 from runtime.kv.commit import RUN_TOKENS
 from runtime.kv.layers import KvLayout, UnsupportedCache
 from runtime.kv.writer import Packed, WriteJob
@@ -82,6 +84,11 @@ def _import(job: Import) -> Outcome:
         )
     _tell("compute the beginning")
     token_ms = _check(model, layout, stock.kv, token_ids)
+    if job.by_blocks:
+        runs = mlx_lm_file.cut_runs(stock.kv, layout, len(token_ids), job.block_size)
+        taken = taken_in.taken_in(job, layout, runs, token_ids, token_ms)
+        head = taken_in.write(Path(job.root), taken, _want_room, partial(_tell, "write"))
+        return Outcome(len(token_ids), head=head)
     slots = [_worth(one, token_ms) for one in _new_slots(job, layout, stock.kv, token_ids)]
     return Outcome(len(token_ids), _stage(job, slots))
 
@@ -201,15 +208,20 @@ def _stage(job: Import, slots: Sequence[WriteJob]) -> tuple[SlotStaged, ...]:
         file_bytes(one.header, one.token_ids, one.packed.tensors) + _FILE_BYTES for one in slots
     ]
     if slots:
-        _say(SpaceWanted(num_bytes=sum(sizes)))
-        if not msgspec.json.decode(sys.stdin.readline(), type=bool):
-            raise OverCap(sum(sizes))
+        _want_room(sum(sizes))
     staged: list[SlotStaged] = []
     for number, one in enumerate(slots):
         _tell("write", number, len(slots))
         file = stage(Path(job.root), one.header, one.token_ids, one.packed.tensors)
         staged.append(one.staged(file))
     return tuple(staged)
+
+
+def _want_room(num_bytes: int) -> None:
+    """So much is about to be written. Raises OverCap where that is not allowed."""
+    _say(SpaceWanted(num_bytes=num_bytes))
+    if not msgspec.json.decode(sys.stdin.readline(), type=bool):
+        raise OverCap(num_bytes)
 
 
 def _reading(paths: Sequence[Path]) -> Callable[[int], None]:

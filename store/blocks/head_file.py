@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from store.block_names import pack_ids
-from store.blocks.kv_file import Tensor, open_file, write
+from store.blocks.kv_file import Tensor, open_file, size_of, write
 from store.blocks.slots import TOKENS, BlockKey
 from store.disk import reported
 from store.errors import SlotDamaged
@@ -119,8 +119,16 @@ def write_head(
     Raises:
         StoreFull, StoreFailed: the system has no room, or refuses.
     """
-    ids = Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
-    return write(path, HEAD, msgspec.json.encode(head), [ids, *tensors])
+    return write(path, HEAD, msgspec.json.encode(head), _with_ids(token_ids, tensors))
+
+
+def head_bytes(head: Head, token_ids: Sequence[int], tensors: Sequence[Tensor] = ()) -> int:
+    """How large the file is that `write_head` makes of these."""
+    return size_of(HEAD, msgspec.json.encode(head), _with_ids(token_ids, tensors))
+
+
+def _with_ids(token_ids: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids)), *tensors]
 
 
 def read_head(path: Path) -> HeadFile:

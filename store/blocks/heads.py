@@ -357,6 +357,7 @@ class Heads:
             pins=(),
             continues=b"",
             turns=tuple(one for one in head.turns if one.end <= end),
+            layout=head.layout if end == head.num_tokens else "",
         )
         path, staged = self.known[head_id].path, None
         if path is not None:

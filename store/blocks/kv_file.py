@@ -59,6 +59,10 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksums: str
 
 
+class _Format(msgspec.Struct, frozen=True):
+    format: str
+
+
 class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: tuple[Size, ...]
@@ -80,6 +84,34 @@ def write(path: Path, kind: str, about: bytes, tensors: Sequence[Tensor]) -> int
         for one in tensors:
             file.write(memoryview(one.data).cast("B"))
     return num_bytes
+
+
+def size_of(kind: str, about: bytes, tensors: Sequence[Tensor]) -> int:
+    """How large the file is that `write` makes of these."""
+    entries = tuple(place((one.name, one.dtype, one.shape) for one in tensors))
+    front = _pack(kind, about, entries, (_NO_DIGEST,) * len(entries))
+    return len(front) + (entries[-1].end if entries else 0)
+
+
+def kind_of(path: Path) -> str:
+    """What a file says that it is; anything that is no file of KV says something else.
+
+    Raises:
+        SlotMissing: there is nothing.
+        SlotDamaged: it does not begin as any of them.
+        StoreFailed: the system refuses.
+    """
+    with opened(path) as fd:
+        file_bytes = os.fstat(fd).st_size
+        length = int.from_bytes(_read(fd, 0, _LENGTH_BYTES, file_bytes), "little")
+        if length > MAX_JSON_BYTES:
+            raise SlotDamaged("the header cannot be that long")
+        front = _read(fd, _LENGTH_BYTES, _LENGTH_BYTES + length, file_bytes)
+    try:
+        parts = msgspec.json.decode(front, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(parts[METADATA], type=_Format).format
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        raise SlotDamaged(f"the header cannot be read: {type(error).__name__}") from error
 
 
 class KvFile:
@@ -134,10 +166,10 @@ def open_file(path: Path, kind: str) -> Generator[KvFile]:
         yield KvFile(fd, _unpack(kind, front, file_bytes))
 
 
-def _read(fd: int, start: int, num_bytes: int, file_bytes: int) -> bytes:
-    if start + num_bytes > file_bytes:
+def _read(fd: int, start: int, end: int, file_bytes: int) -> bytes:
+    if end > file_bytes:
         raise SlotDamaged("the file ends early")
-    return b"".join(map(bytes, SequentialReader(fd, start, start + num_bytes).take(num_bytes)))
+    return b"".join(map(bytes, SequentialReader(fd, start, end).take(end - start)))
 
 
 def _pack(

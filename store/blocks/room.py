@@ -103,6 +103,17 @@ class Room:
         if known is not None and known.path is not None:
             self._thin(known)
 
+    def finish(self, worker: str) -> None:
+        """Who was allowed to write writes no more: what it did not use comes back."""
+        with self._heads.lock:
+            self.allowed.pop(worker, None)
+
+    def could_have(self, num_bytes: int) -> bool:
+        """Whether there would be room for so much if all left that may."""
+        with self._heads.lock:
+            _, candidates = self._candidates(())
+            return self.spare_bytes() + sum(one.size_bytes for one in candidates) >= num_bytes
+
     def leave(self, worker: str, model: bytes, before_s: float) -> list[BlockKey]:
         """A worker is gone: its allowance comes back, once what it left behind of a model is
         removed that was written before that time of the wall clock. The blocks that leave.

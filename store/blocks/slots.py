@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from store.block_names import pack_ids
-from store.blocks.kv_file import Tensor, open_file, write
+from store.blocks.kv_file import Tensor, open_file, size_of, write
 from store.disk import make_directory, reported, sync_directories
 from store.errors import SlotDamaged, SlotForeign, SlotMissing
 from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, temp_name
@@ -54,6 +54,17 @@ class Slot(NamedTuple):
     tensors: list[Tensor]
 
 
+def slot_bytes(about: SlotAbout, token_ids: Sequence[int] | None, tensors: Sequence[Tensor]) -> int:
+    """How large the file of a slot is; without tokens, that of states at a block's end."""
+    if token_ids is None:
+        return size_of(STATE, msgspec.json.encode(about), tensors)
+    return size_of(SLOT, msgspec.json.encode(about), [_ids(token_ids), *tensors])
+
+
+def _ids(token_ids: Sequence[int]) -> Tensor:
+    return Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
+
+
 def nothing() -> None:
     """Called before each change of the disk; a test's raises, as a kill would come there."""
 
@@ -87,9 +98,8 @@ class Slots:
         Raises:
             StoreFull, StoreFailed: the system has no room, or refuses.
         """
-        ids = Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
         path = self.path(BlockKey(about.model, about.name))
-        return self._put(path, SLOT, about, [ids, *tensors])
+        return self._put(path, SLOT, about, [_ids(token_ids), *tensors])
 
     def put_state(self, about: SlotAbout, tensors: Sequence[Tensor]) -> int | None:
         """Have the states at the end of a block, as `put`."""

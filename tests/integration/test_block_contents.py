@@ -8,7 +8,6 @@ import pytest
 
 from runtime.cache.by_blocks.contents import BlockContents
 from runtime.cache.by_blocks.service import BlockKvStore
-from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import unwatched
 from runtime.types import TokenPrompt
@@ -37,7 +36,7 @@ def home(tmp_path: Path, models: Path) -> Path:
 
 
 def contents_of(kv: BlockKvStore) -> BlockContents:
-    return BlockContents(kv, Settings(home=Path()))
+    return BlockContents(kv, kv.settings)
 
 
 def never() -> bool:

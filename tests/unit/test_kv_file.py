@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from store.blocks.kv_file import Tensor, open_file, write
+from store.blocks.kv_file import Tensor, kind_of, open_file, size_of, write
 from store.errors import SlotDamaged, SlotForeign, SlotMissing
 
 KIND = "hearth-slot/3"
@@ -32,6 +32,19 @@ def test_a_file_is_read_back_as_it_was_written(tmp_path: Path):
         assert [one.name for one in file.front.entries] == ["tokens", "kv.0", "empty"]
         assert file.read() == TENSORS
         assert file.read({"kv.0"}) == TENSORS[1:2]
+
+
+def test_its_size_is_known_before_and_its_kind_without_its_payload(tmp_path: Path):
+    path = new_file(tmp_path, "hearth-head/1")
+    assert size_of("hearth-head/1", ABOUT, TENSORS) == path.stat().st_size
+    assert kind_of(path) == "hearth-head/1"
+    for content in (b"", b"\xff" * 64, b"\x02" + bytes(7) + b"{}", b"\x10" + bytes(7) + b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(SlotDamaged):
+            kind_of(path)
+    path.unlink()
+    with pytest.raises(SlotMissing):
+        kind_of(path)
 
 
 def test_it_is_private_and_anybody_s_safetensors(tmp_path: Path):

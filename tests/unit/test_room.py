@@ -615,3 +615,22 @@ def test_what_rests_stays_here_while_the_cold_store_is_away(with_cold: tuple[Sto
     cold.is_away = False
     store.room.keep()
     assert store.tiers(tokens) == ["cold"] * 3
+
+
+def test_what_has_no_room_is_known_before_anything_leaves(tmp_path: Path):
+    store = Store(tmp_path, Limits(100_000))
+    store.turn(tokens_of(1, 3))
+    store.turn(tokens_of(2, 3), b"t", is_pinned=True)
+    pinned_bytes = sum(store.heads.kept.blocks[one].sizes.warm for one in keys_of(tokens_of(2, 3)))
+    head_bytes = sum(one.num_bytes for one in store.heads.known.values())
+    most_bytes = 100_000 - pinned_bytes - head_bytes
+    assert store.room.spare_bytes() < most_bytes
+    assert store.room.could_have(most_bytes)
+    assert not store.room.could_have(most_bytes + 1)
+    assert store.there(tokens_of(1, 3)) == [0, 1, 2]
+    assert store.room.allow("import", most_bytes) == most_bytes
+    assert store.there(tokens_of(1, 3)) == []
+    assert store.room.spare_bytes() == 0
+    store.room.finish("import")
+    assert store.room.spare_bytes() == most_bytes
+    store.close()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from runtime.cache.by_blocks import texts
-from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
+from runtime.cache.by_blocks import tending
+from runtime.cache.by_blocks.inventory import Conversation, Inventory
 from runtime.cache.by_blocks.kept import pinned, pinned_ahead, unpinned
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.by_blocks.service import BlockKvStore, Removed
+from runtime.cache.by_blocks.taking_in import take_in
+from runtime.cache.by_blocks.tending import Use
 from runtime.cache.by_blocks.verification import Verified, files_of
 from runtime.cache.by_blocks.verification import verify as verify_file
 from runtime.cache.contents import (
@@ -27,7 +28,6 @@ from runtime.cache.contents import (
     Pinned,
     Selection,
     StoreJob,
-    models_beginning,
 )
 from runtime.cache.inventory_views import (
     ChainView,
@@ -36,31 +36,21 @@ from runtime.cache.inventory_views import (
     RemovalView,
     ShownView,
     SlotNode,
-    SlotView,
     StatsView,
-    TierView,
     VerifyView,
 )
 from runtime.config.settings import Settings
-from runtime.errors import InterchangeFailed, StoreUnavailable, UnknownConversation
-from runtime.models.identified import identify
+from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import Progress, Watch
 from runtime.types import ModelSpec
-from store import upkeep
-from store.blocks.head_file import KnownHead
-from store.blocks.heads import Heads
-from store.blocks.slots import BlockKey
 from store.errors import StoreError
 from store.keyed_names import Whom, conversation_key
-from store.types import Tier
 
 T = TypeVar("T")
 
-_CHECKPOINT_TRIES = 5
-
 
 class BlockContents:
-    """See `KvContents`. Exchange with mlx-lm and jobs are still to come."""
+    """See `KvContents`."""
 
     def __init__(self, kv: BlockKvStore, settings: Settings) -> None:
         self._kv = kv
@@ -80,17 +70,21 @@ class BlockContents:
     # Looking
 
     async def kept(self) -> list[KeptConversation]:
-        return await self._tend(lambda _, inventory: _kept(inventory, inventory.conversations()))
+        return await self._tend(
+            lambda _, inventory: tending.all_kept(inventory, inventory.conversations())
+        )
 
     async def of_sessions(self, names: Sequence[str]) -> dict[str, list[KeptConversation]]:
         def look(_: BlockStore, inventory: Inventory) -> dict[str, list[KeptConversation]]:
             found = inventory.of_sessions(names)
-            return {name: _kept(inventory, every) for name, every in found.items()}
+            return {name: tending.all_kept(inventory, every) for name, every in found.items()}
 
         return await self._tend(look)
 
     async def find(self, name: str) -> KeptConversation:
-        return await self._tend(lambda _, inventory: _as_kept(inventory, inventory.find(name)))
+        return await self._tend(
+            lambda _, inventory: tending.as_kept(inventory, inventory.find(name))
+        )
 
     async def seen(self, kept: Sequence[KeptConversation]) -> list[ConversationView]:
         ends = {one.end: one.view.num_tokens for one in kept if one.end is not None}
@@ -114,59 +108,24 @@ class BlockContents:
         return held
 
     async def shown(self, name: str) -> ShownView:
-        def look(_: BlockStore, inventory: Inventory) -> tuple[KeptConversation, ShownView]:
-            one = inventory.find(name)
-            kept = _as_kept(inventory, one)
-            slots = tuple(
-                SlotView(node.key.name.hex(), tier, node.start, node.start + self._block_size)
-                for node in inventory.blocks(one)
-                if (tier := _tier(node.block.sizes.tier)) is not None
-            )
-            return kept, ShownView(kept.view, kept.is_pinned, kept.ttl_s, slots)
-
-        kept, shown = await self._tend(look)
+        kept, shown = await self._tend(
+            lambda _, inventory: tending.shown(inventory, name, self._block_size)
+        )
         return replace(shown, conversation=(await self.seen([kept]))[0])
 
-    async def tree(self, model: str) -> list[SlotNode]:
-        def look(store: BlockStore, _: Inventory) -> list[SlotNode]:
-            labels = _labels(store)
-            with store.heads.lock:
-                named = {one.head.model for one in _on_disk(store.heads) if one.head.name == model}
-                named |= {one for one, label in labels.items() if label == model}
-                named |= models_beginning(labels, model)
-                return _nodes(store.heads, named, self._block_size)
-
-        return await self._tend(look)
-
     async def chain(self, name: str) -> ChainView:
-        await self.find(name)
-        raise InterchangeFailed("What is kept by blocks cannot be exported yet.", "conversation")
+        await self._kv.settled()
+        inventory = self._kv.inventory(on_disk=True)
+        return await self._kv.tend_cold(lambda store: tending.chain(store, inventory, name))
+
+    async def tree(self, model: str) -> list[SlotNode]:
+        return await self._tend(lambda store, _: tending.slots_of(store, model))
 
     async def stats(self) -> StatsView:
-        def look(store: BlockStore, inventory: Inventory) -> StatsView:
-            labels = _labels(store)
-            tiers = tuple(
-                TierView(labels.get(model, ""), model.hex(), tier, *sums)
-                for (model, tier), sums in store.totals().items()
-            )
-            return StatsView(
-                root=str(store.root),
-                tiers=tiers,
-                num_conversations=len(_kept(inventory, inventory.conversations())),
-                quarantine_bytes=0,
-                free_bytes=upkeep.disk_room(store.root).free_bytes,
-                counters=store.records.counters(),
-            )
-
-        return await self._tend(look)
+        return await self._tend(tending.stats)
 
     async def known_models(self) -> KnownModels:
-        def look(store: BlockStore, _: Inventory) -> KnownModels:
-            with store.heads.lock:
-                asked = {one.head.name for one in store.heads.known.values()}
-            return KnownModels(asked, _labels(store))
-
-        return await self._tend(look)
+        return await self._tend(lambda store, _: tending.known_models(store))
 
     async def counters(self) -> tuple[dict[str, float], dict[str, float]]:
         def look(store: BlockStore, _: Inventory) -> tuple[dict[str, float], dict[str, float]]:
@@ -185,17 +144,9 @@ class BlockContents:
         return await self._kv.memory.bring(one.end)
 
     async def branch(self, source: str, copy: str, ends: Mapping[str, int]) -> None:
-        def fork(store: BlockStore, inventory: Inventory) -> None:
-            session = conversation_key(store.secret, copy)
-            for one in inventory.of_sessions([source])[source]:
-                head = one.last.head
-                end = min(ends.get(head.name, 0), head.num_tokens)
-                if end > 0:
-                    token_ids = store.heads.read(head.id).token_ids
-                    store.branch(one.last, session, end)
-                    texts.branch(store.root, head, session, token_ids, end)
-
-        await self._tend(fork)
+        await self._tend(
+            lambda store, inventory: tending.branch(store, inventory, source, copy, ends)
+        )
 
     def hint(self, whom: Whom, pause_s: float | None, *, is_over: bool) -> None:
         self._kv.hint(whom, pause_s, is_over=is_over)
@@ -207,9 +158,7 @@ class BlockContents:
         form = self._settings.kv_form_of(spec.id)
 
         def pin(store: BlockStore, inventory: Inventory) -> Pinned:
-            model = identify(store.records, store.clock.now_s, spec, form)
-            if model is None:
-                raise InterchangeFailed(f"The files of {spec.id} cannot be read.", "model")
+            model = tending.identify(store, spec, form)
             return pinned_ahead(store, inventory, session_id, model, spec.id)
 
         return await self._tend(pin)
@@ -253,15 +202,10 @@ class BlockContents:
 
     async def _removed(self, removed: Sequence[Removed]) -> RemovalView:
         """After that neither the cold store nor the index's log is to hold a trace."""
-
-        def is_cut(store: BlockStore, _: Inventory) -> bool:
-            tries = (store.database.checkpoint().result() for _ in range(_CHECKPOINT_TRIES))
-            return any(tries)
-
         is_done = True
         with suppress(StoreUnavailable):  # there is none
             await self._kv.tend_cold(lambda store: store.finish_cold())
-            is_done = await self._tend(is_cut)
+            is_done = await self._tend(lambda store, _: tending.is_cut(store))
         return RemovalView(
             num_conversations=sum(one.num_conversations for one in removed),
             num_slots=sum(one.num_slots for one in removed),
@@ -279,16 +223,7 @@ class BlockContents:
             if should_stop():
                 break
             done.append(await self._kv.tend_cold(partial(verify_file, file=file)))
-        found = Counter(one.found for one in done)
-        return VerifyView(
-            num_verified=found["whole"],
-            verified_bytes=sum(one.num_bytes for one in done),
-            num_damaged=found["damaged"],
-            num_unread=found["unread"],
-        )
-
-    async def take_in(self, spec: ModelSpec, wanted: ImportRequest, watch: Watch) -> Exchanged:  # noqa: ARG002
-        raise InterchangeFailed("Nothing can be imported into a store by blocks yet.", "file")
+        return tending.verified(done)
 
     def jobs(self, is_busy: Callable[[], bool]) -> Sequence[StoreJob]:  # noqa: ARG002
         return ()
@@ -297,86 +232,17 @@ class BlockContents:
         if should_stop():
             raise StoreUnavailable(f"It was not done to the end: {self._kv.status.message}.")
         watch(Progress(step="caps"))
-        before = await self._tend(lambda store, _: _use_of(store))
+        before = await self._tend(lambda store, _: Use.of(store))
         await self._kv.chore(lambda store: store.room.keep())
-        after = await self._tend(lambda store, _: _use_of(store))
+        after = await self._tend(lambda store, _: Use.of(store))
         watch(Progress(step="done", num_done=1, num_total=1))
-        num_demoted = max(after.num_cold - before.num_cold, 0)
-        return CollectedView(
-            num_dropped=max(before.num_warm - after.num_warm - num_demoted, 0),
-            num_demoted=num_demoted,
-            num_merged=0,
-            freed_bytes=before.num_bytes - after.num_bytes,
-        )
+        return before.until(after)
 
+    async def take_in(self, spec: ModelSpec, wanted: ImportRequest, watch: Watch) -> Exchanged:
+        await self._kv.settled()
+        receipt, settings = self._kv.receive(), self._kv.settings  # held until it is published
 
-class _Use(NamedTuple):
-    """How many slots there are here and in the cold store, and what all of it takes."""
+        def take(store: BlockStore, _: Inventory) -> Exchanged:
+            return take_in(store, settings, spec, wanted, watch, receipt.number)
 
-    num_warm: int
-    num_cold: int
-    num_bytes: int
-
-
-def _use_of(store: BlockStore) -> _Use:
-    sums = Counter[str]()
-    for (_, tier), (num, _, num_bytes) in store.totals().items():
-        sums[tier] += num
-        sums["bytes"] += num_bytes
-    return _Use(sums["warm"], sums["cold"], sums["bytes"])
-
-
-def _kept(inventory: Inventory, found: Iterable[Conversation]) -> list[KeptConversation]:
-    return [_as_kept(inventory, one) for one in found]
-
-
-def _as_kept(inventory: Inventory, one: Conversation) -> KeptConversation:
-    view, head = inventory.view(one), one.last.head
-    return KeptConversation(view, head.model, head.id, head.ttl_s, view.is_pinned)
-
-
-def _labels(store: BlockStore) -> dict[bytes, str]:
-    return {row.hash: row.label for row in store.records.models()}
-
-
-def _on_disk(heads: Heads) -> list[KnownHead]:
-    return [one for one in heads.known.values() if one.path is not None]
-
-
-def _tier(tier: str) -> Tier | None:
-    """None where there are no files of a block."""
-    return "warm" if tier == "warm" else "cold" if tier == "cold" else None
-
-
-def _nodes(heads: Heads, models: Collection[bytes], block_size: int) -> list[SlotNode]:
-    """The blocks of these models of which there are files, those before others first."""
-    sharers: dict[BlockKey, set[object]] = {}
-    pinned: set[BlockKey] = set()
-    starts: dict[BlockKey, int] = {}
-    for one in _on_disk(heads):
-        if one.head.model in models:
-            chain = [*heads.kept.chain(one.last)][::-1]
-            for number, key in enumerate(chain):
-                sharers.setdefault(key, set()).add(conversation_of(one.head))
-                starts[key] = number * block_size
-            if one.head.is_pinned:
-                pinned.update(chain)
-    nodes: list[SlotNode] = []
-    blocks = heads.kept.blocks
-    for key in sorted(starts, key=lambda key: starts[key]):
-        sizes, above = blocks[key].sizes, blocks[key].above
-        while above is not None and _tier(blocks[above].sizes.tier) is None:
-            above = blocks[above].above
-        if (tier := _tier(sizes.tier)) is not None:
-            node = SlotNode(
-                id=key.name.hex(),
-                parent=above.name.hex() if above is not None else None,
-                start=starts[key],
-                end=starts[key] + block_size,
-                tier=tier,
-                disk_bytes=sizes.warm if tier == "warm" else sizes.cold,
-                is_pinned=key in pinned,
-                num_conversations=len(sharers[key]),
-            )
-            nodes.append(node)
-    return nodes
+        return await self._tend(take)

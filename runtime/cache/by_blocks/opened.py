@@ -74,7 +74,7 @@ class BlockStore:
 
     def __init__(self, owned: Ownership, database: Database, terms: Terms) -> None:
         self._owned = owned
-        self._block_size = terms.block_size
+        self.block_size = terms.block_size
         self._chains: dict[bytes, HashChain] = {}
         self.root = owned.root
         self.database = database
@@ -110,7 +110,7 @@ class BlockStore:
     def chain_of(self, model: bytes) -> HashChain:
         """The names of a model's blocks."""
         if (chain := self._chains.get(model)) is None:
-            chain = HashChain(self.secret, model, block_size=self._block_size)
+            chain = HashChain(self.secret, model, block_size=self.block_size)
             self._chains[model] = chain
         return chain
 
@@ -129,7 +129,7 @@ class BlockStore:
                     where = key.model, cast("Tier", block.sizes.tier)
                     num, num_tokens, num_bytes = sums.get(where, (0, 0, 0))
                     num_bytes += block.sizes.warm if is_warm else block.sizes.cold
-                    sums[where] = num + 1, num_tokens + self._block_size, num_bytes
+                    sums[where] = num + 1, num_tokens + self.block_size, num_bytes
         return sums
 
     def close(self) -> None:

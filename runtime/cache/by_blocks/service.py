@@ -13,17 +13,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import psutil
 import structlog
 from msgspec import structs
 
-from runtime import kv_sizes
-from runtime.cache.by_blocks import texts
 from runtime.cache.by_blocks.channel import BlockChannel
-from runtime.cache.by_blocks.inventory import Inventory, conversation_of, whom_of
+from runtime.cache.by_blocks.inventory import Inventory, whom_of
 from runtime.cache.by_blocks.memory import WorkersMemory
-from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
+from runtime.cache.by_blocks.opened import BlockStore, open_blocks
 from runtime.cache.by_blocks.pins import Pins
+from runtime.cache.by_blocks.tending import (
+    Gone,
+    delete,
+    delete_head,
+    deleted,
+    deleted_head,
+    folders_of,
+    heads_meant,
+    terms_of,
+)
 from runtime.cache.deletion_log import DeletionLog, Receipt
 from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, TierFigure, added
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
@@ -51,8 +58,7 @@ from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.block_names import HashChain
 from store.blocks.head_file import Head, HeadFile, Owner
-from store.blocks.heads import Heads, Published, TurnedAway, Whom
-from store.blocks.room import Limits
+from store.blocks.heads import Heads, Published, TurnedAway
 from store.blocks.slots import BlockKey, Slots
 from store.errors import StoreError
 from store.keyed_names import Asker, conversation_key, keyed_hash
@@ -88,14 +94,6 @@ class Removed(NamedTuple):
     num_pieces: int | None
 
 
-class _Gone(NamedTuple):
-    """The blocks and ends that nobody has any more, and what left with them."""
-
-    keys: list[BlockKey]
-    num_conversations: int = 0
-    num_slots: int = 0
-
-
 class BlockKvStore:
     """Give each worker a `channel`; `start` before the first, `stop` after the last."""
 
@@ -115,6 +113,10 @@ class BlockKvStore:
         """Heads that were told and are being published, or turned away."""
         self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
         """Heads of workers that have no names of a store, which are in their memory only."""
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
 
     @property
     def status(self) -> KvStatus:
@@ -236,7 +238,7 @@ class BlockKvStore:
     def hint(self, whom: Named, pause_s: float | None, *, is_over: bool) -> None:
         """These conversations go on in so many seconds, or not at all."""
         for heads in self.all_heads():
-            meant = _heads_meant(self.secret_of(heads), whom, None)
+            meant = heads_meant(self.secret_of(heads), whom, None)
             with heads.lock:
                 ids = [i for i, one in heads.known.items() if meant.means(one.head)]
             self.memory.hint(ids, pause_s, is_over=is_over)
@@ -286,15 +288,9 @@ class BlockKvStore:
         before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, models)
         number = news.number
-
-        def delete(store: BlockStore) -> _Gone:
-            gone = _deleted(store.heads, _heads_meant(store.secret, whom, models), number)
-            texts.forget(store.root, store.secret, whom, models)
-            return gone
-
-        gone = await self._life.attempt(delete)
+        gone = await self._life.attempt(lambda store: delete(store, whom, models, number))
         is_deleted = gone is not None or not self._settings.kv_disk
-        unnamed = _deleted(self._unnamed, _heads_meant(b"", whom, models), number)
+        unnamed = deleted(self._unnamed, heads_meant(b"", whom, models), number)
         every = [one for one in (gone, unnamed) if one is not None]
         return await self._dropped(before, news, every, is_deleted=is_deleted)
 
@@ -311,20 +307,16 @@ class BlockKvStore:
             message = f"The conversation {head_id} has gone meanwhile."
             raise UnknownConversation(message, "conversation")
 
-        head, root = heads.known[head_id].head, self._settings.kv_root
+        head = heads.known[head_id].head
         whom = await self._with(heads, lambda: self._whom_of(heads, head_id))
         if whom is None:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
         before = self._deletions.receive()
         news = self._deletions.record(whom, self.secret, {head.model})
-
-        def delete() -> _Gone:
-            gone = _deleted_head(heads, head_id, news.number)
-            if heads is not self._unnamed and whom.chain is not None:
-                texts.forget_chain(root, self.secret, head, whom.chain)
-            return gone
-
-        gone = await self._with(heads, delete)
+        if heads is self._unnamed:
+            gone = deleted_head(heads, head_id, news.number)
+        else:
+            gone = await self._life.attempt(lambda store: delete_head(store, head_id, news.number))
         every = [gone] if gone is not None else []
         return await self._dropped(before, news, every, is_deleted=bool(every))
 
@@ -334,8 +326,7 @@ class BlockKvStore:
         if heads is self._unnamed or whom.chain is None:
             return whom
         head, token_ids = heads.read(head_id)
-        root = self._settings.kv_root
-        folders = texts.folders_of(root, self.secret, head, token_ids)
+        folders = folders_of(self._settings.kv_root, head, token_ids)
         return structs.replace(whom, chain=structs.replace(whom.chain, folders=folders))
 
     async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
@@ -345,7 +336,7 @@ class BlockKvStore:
         return await self._life.attempt(lambda _: work())
 
     async def _dropped(
-        self, before: Receipt, news: Forget, gone: Sequence[_Gone], *, is_deleted: bool
+        self, before: Receipt, news: Forget, gone: Sequence[Gone], *, is_deleted: bool
     ) -> Removed:
         """Have the workers keep nothing of what was deleted; what that was.
 
@@ -381,13 +372,11 @@ class BlockKvStore:
     # What the store's life calls
 
     def open(self, secret: bytes | None) -> BlockStore:
-        settings = self._settings
-        terms = Terms(settings.block_size, settings.cold_store, _limits_of(settings))
-        return open_blocks(settings.kv_root, terms, secret)
+        return open_blocks(self._settings.kv_root, terms_of(self._settings), secret)
 
     def on_opening(self, store: BlockStore) -> None:
         for news, models in self._deletions.known():
-            store.heads.remember(_heads_meant(store.secret, news.whom, models), news.number)
+            store.heads.remember(heads_meant(store.secret, news.whom, models), news.number)
         _log.info("conversations are kept", directory=str(store.root))
 
     def on_opened(self) -> None:
@@ -613,46 +602,6 @@ def _disk_figures(store: BlockStore) -> DiskFigures:
     )
     room = disk_room(store.root)
     return DiskFigures(tiers, room.free_bytes, floor_of(room), store.room.warm_bytes)
-
-
-def _limits_of(settings: Settings) -> Limits:
-    cap_bytes = settings.cache_max_bytes
-    if cap_bytes is None:
-        with suppress(OSError):
-            free_bytes = psutil.disk_usage(str(settings.home)).free
-            cap_bytes = kv_sizes.cache_budget(free_bytes, 0)
-    return Limits(
-        warm_bytes=cap_bytes or 0,
-        cold_bytes=settings.cold_max_bytes,
-        cold_ttl_s=settings.cold_ttl_s,
-        day_bytes=settings.kv_daily_write_bytes,
-    )
-
-
-def _heads_meant(secret: bytes, whom: Named, models: Collection[bytes] | None) -> Whom:
-    """These heads, by the keys that stand for names and session ids."""
-    asked = None if whom.model is None else keyed_hash(secret, "model", whom.model.encode())
-    session = whom.key  # the store's key; without a store it is nobody's
-    if whom.session_id is not None and not (secret and whom.key):
-        session = conversation_key(secret, whom.session_id)
-    return Whom(asked, session, models)
-
-
-def _deleted(heads: Heads, whom: Whom, number: int) -> _Gone:
-    """Delete these; raises as `Heads.delete`."""
-    with heads.lock:
-        meant = [one.head for one in heads.known.values() if whom.means(one.head)]
-        whose = {conversation_of(one) for one in meant}
-        num_before = len(heads.kept.blocks)
-        keys = heads.delete(whom, number)
-        return _Gone(keys, len(whose), num_before - len(heads.kept.blocks))
-
-
-def _deleted_head(heads: Heads, head_id: str, number: int) -> _Gone:
-    with heads.lock:
-        num_before = len(heads.kept.blocks)
-        keys = heads.delete_head(head_id, number)
-        return _Gone(keys, 1, num_before - len(heads.kept.blocks))
 
 
 def _owner_of(secret: bytes, asker: Asker, root: bytes) -> Owner:

@@ -1,0 +1,105 @@
+"""Prompts that are pinned in a store by blocks: who pinned them, how much, and until when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.errors import PinsFull
+from tests.integration.test_kv_blocks_kept import NUM_TOKENS, home, models, prompt, reused, serving
+from tests.waiting import until
+
+__all__ = ["home", "models"]
+
+ASKED, CONFIGURED = "prewarm-1", "config:one"
+
+
+def pins(kv: BlockKvStore) -> dict[str, int]:
+    """How many tokens each source has pinned."""
+    heads = kv.store.heads.known.values() if kv.store is not None else ()
+    return {source: one.head.num_tokens for one in heads for source in one.head.pins}
+
+
+async def test_a_pinned_prompt_stays_when_its_conversation_goes_on(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), session_id="s", pin=CONFIGURED, ttl_s=1000.0)
+        await until(lambda: pins(kv), "it is pinned")
+        longer = prompt(1, NUM_TOKENS + 600)
+        await reused(supervisor, longer, session_id="s", ttl_s=1000.0)
+        assert kv.store is not None
+        known = kv.store.heads.known
+        await until(
+            lambda: any(one.head.num_tokens > NUM_TOKENS + 600 for one in known.values()), ""
+        )
+        assert pins(kv) == {CONFIGURED: NUM_TOKENS - 1}
+
+
+async def test_what_is_stale_is_taken_back_and_the_rest_stays(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), pin=CONFIGURED)
+        await reused(supervisor, prompt(2), pin="config:two")
+        await until(lambda: len(pins(kv)) == 2, "both are pinned")
+        await kv.pins.unpin_all("m", lambda source, name: (source, name) == (CONFIGURED, "m"))
+        assert pins(kv) == {"config:two": NUM_TOKENS - 1}
+
+
+async def test_a_pin_that_is_taken_back_before_it_comes_is_none(home: Path):
+    async with serving(home) as (supervisor, kv):
+        assert await kv.pins.take_back(ASKED) == 0
+        await reused(supervisor, prompt(1), session_id="a", pin=ASKED)
+        await reused(supervisor, prompt(2), session_id="b", pin=CONFIGURED)
+        await until(lambda: CONFIGURED in pins(kv), "the other one is pinned")
+        assert kv.store is not None
+        known = kv.store.heads.known
+        await until(lambda: len({one.head.owner.session for one in known.values()}) == 2, "both")
+        assert [*pins(kv)] == [CONFIGURED]
+        assert await kv.pins.take_back(CONFIGURED) == 1
+        assert pins(kv) == {}
+
+
+async def test_more_than_its_share_no_tenant_pins(home: Path):
+    async with serving(home, pinned_max_bytes=100_000) as (supervisor, kv):
+        await kv.settled()
+        with pytest.raises(PinsFull, match="pinned_max_bytes"):
+            await kv.pins.check_pins("", 100_001)
+        await kv.pins.check_pins("", 100_000)
+        await reused(supervisor, prompt(1), session_id="a", pin=ASKED)
+        await until(lambda: ASKED in kv.pins.refused_pins, "it is refused")
+        assert pins(kv) == {}
+        assert kv.pins.refused_pins[ASKED].most_bytes == 100_000
+
+
+async def test_pins_are_there_after_a_restart_and_go_with_what_is_deleted(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), pin=ASKED)
+        await until(lambda: pins(kv), "it is pinned")
+    async with serving(home) as (supervisor, kv):
+        await kv.settled()
+        assert pins(kv) == {ASKED: NUM_TOKENS - 1}
+        assert kv.store is not None
+        kv.pins.keep_to_share(kv.store)
+        assert pins(kv) == {ASKED: NUM_TOKENS - 1}
+        head = next(one for one in kv.store.heads.known.values() if one.head.pins)
+        await kv.delete_head(head.head.id)
+        assert pins(kv) == {}
+    async with serving(home, pinned_max_bytes=1) as (_, kv):
+        await kv.settled()
+        assert pins(kv) == {}
+
+
+async def test_a_smaller_share_takes_the_latest_pins_back(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1), session_id="a", pin="prewarm-1")
+        await reused(supervisor, prompt(2), session_id="b", pin="prewarm-2")
+        await until(lambda: len(pins(kv)) == 2, "both are pinned")
+        assert kv.store is not None
+        known = kv.store.heads.known.values()
+        ids = [one.head.id for one in known if "prewarm-1" in one.head.pins]
+        one_bytes = kv.store.room.bytes_of(ids)
+    async with serving(home, pinned_max_bytes=one_bytes) as (_, kv):
+        await kv.settled()
+        assert kv.store is not None
+        kv.pins.keep_to_share(kv.store)
+        assert [*pins(kv)] == ["prewarm-1"]
