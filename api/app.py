@@ -223,7 +223,7 @@ def _open_traces(endpoint: str | None, kv: KvStore) -> OtlpTraces | None:
     from api.observe.traces import OtlpTraces  # noqa: PLC0415
 
     traces = OtlpTraces(endpoint)
-    kv.publisher.listen(traces.wrote)
+    kv.listen(traces.wrote)
     return traces
 
 

@@ -20,7 +20,14 @@ from runtime.cache.attachment import WorkerAttachment
 from runtime.cache.channel import KvChannel
 from runtime.cache.deletion_log import Models, Receipt
 from runtime.cache.disk_budget import RECOVERED, Reserved
-from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
+from runtime.cache.figures import (
+    GAUGES,
+    DiskFigures,
+    KvFigures,
+    WrittenGroup,
+    added,
+    disk_figures,
+)
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
 from runtime.cache.naming import Naming, Reader
@@ -207,6 +214,10 @@ class KvStore:
     def loaded_models(self) -> frozenset[bytes]:
         """The model hashes of the workers there are, as far as they are known."""
         return frozenset(one.model_hash for one in list(self._channels) if one.has_disk)
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have `tell` called for every group of slots that was published."""
+        self.publisher.listen(tell)
 
     async def chore(self, work: Callable[[OpenStore], Iterable[News]]) -> None:
         """Do long work in the thread for it, and tell the workers what changes as it does."""

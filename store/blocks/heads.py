@@ -100,11 +100,12 @@ class TurnedAway(NamedTuple):
 class Published(NamedTuple):
     """A head that is there from now on, and those of its blocks of which there is no slot: others
     went while it was on its way, and with them what nobody else owned yet. Who has them writes them
-    again, and says so by `Heads.note`.
+    again, and says so by `Heads.note`. So many of its slots were not known to be there.
     """
 
     known: KnownHead
     lacking: tuple[BlockKey, ...]
+    num_new_slots: int = 0
 
 
 def _alone(
@@ -197,10 +198,15 @@ class Heads:
         end_keys = self._end_keys(head, token_ids, blocks, {*ends, len(token_ids)})
         if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
             return self._turn_away(path, blocks, end_keys)
-        new = [one for one in blocks if one not in self.kept.blocks]
+        kept = self.kept.blocks
+        new = {one for one in blocks if one not in kept}
+        absent = [one for one in blocks if one in new or not kept[one].sizes.slot]
         known = self._publish(path, head, token_ids, blocks, end_keys)
-        lacking = [one for one in new if not self.kept.blocks[one].sizes.slot] if path else []
-        return Published(known, tuple(lacking))
+        if path is None:
+            return Published(known, ())
+        missing = [one for one in absent if not kept[one].sizes.slot]
+        lacking = tuple(one for one in missing if one in new)
+        return Published(known, lacking, len(absent) - len(missing))
 
     def _turn_away(
         self, path: Path | None, blocks: Sequence[BlockKey], ends: frozenset[BlockKey]

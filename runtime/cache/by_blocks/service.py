@@ -23,7 +23,14 @@ from runtime.cache.by_blocks.inventory import Inventory, conversation_of, whom_o
 from runtime.cache.by_blocks.memory import WorkersMemory
 from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
 from runtime.cache.deletion_log import DeletionLog, Receipt
-from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, TierFigure, added
+from runtime.cache.figures import (
+    GAUGES,
+    DiskFigures,
+    KvFigures,
+    TierFigure,
+    WrittenGroup,
+    added,
+)
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import floor_of
 from runtime.cache.naming import Naming, Reader
@@ -104,6 +111,7 @@ class BlockKvStore:
         self._channels: set[BlockChannel] = set()
         self.memory = WorkersMemory(self._life, self._channels, self.all_heads, settings.block_size)
         self._deletions = DeletionLog()
+        self._listeners: list[Callable[[WrittenGroup], None]] = []
         self._publishing: set[asyncio.Task[None]] = set()
         """Heads that were told and are being published, or turned away."""
         self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
@@ -141,6 +149,10 @@ class BlockKvStore:
     def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> BlockChannel:
         """A new worker's share, whose KV may take so much memory; None leaves it to us."""
         return BlockChannel(self, spec, budget)
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have `tell` called for what was written for each head, once that is published."""
+        self._listeners.append(tell)
 
     def loaded(self) -> list[BlockChannel]:
         """Those of the workers that have names of the store."""
@@ -478,7 +490,7 @@ class BlockKvStore:
 
     async def _publish(self, channel: BlockChannel, ended: Ended) -> None:
         """Have a staged head, and say so: from then on its blocks stay."""
-        store = self._life.store
+        store, start_ns = self._life.store, time.time_ns()
         said = None
         if store is not None:
             tried: list[Published | TurnedAway | None] = []
@@ -494,6 +506,10 @@ class BlockKvStore:
         channel.tell(Kept(ended.head_id, is_kept, lacking))
         if isinstance(said, TurnedAway):
             self._drop(said.gone)
+        if isinstance(said, Published):
+            num_slots, num_bytes = said.num_new_slots, ended.num_bytes
+            for tell in self._listeners:
+                tell(WrittenGroup(num_slots, num_bytes, start_ns, time.time_ns()))
 
     def _publish_again(self, channel: BlockChannel) -> None:
         waiting, channel.unpublished = channel.unpublished, []
