@@ -413,7 +413,6 @@ class Heads:
             if now_s - one.last_used_s > one.head.ttl_s + longer_s
         ]
 
-    @_alone
     def sweep(self, model: bytes, before_s: float) -> list[BlockKey]:
         """Remove slots of a model through which no head goes, and which were written before that
         time of the wall clock; these.
@@ -421,9 +420,15 @@ class Heads:
         A worker that ends in the middle of a turn leaves them behind. What others write may be
         without a head until their turns end.
         """
+        return self.sweep_each(lambda one: before_s if one == model else 0.0)
+
+    @_alone
+    def sweep_each(self, before_s: Callable[[bytes], float]) -> list[BlockKey]:
+        """The same of all models, each with a time of its own; what there is of slots is counted
+        anew.
+        """
         unowned = self._compare()
-        own = [one for one in unowned if one.model == model]
-        gone = [one for one in own if self.slots.written_s(one) < before_s]
+        gone = [one for one in unowned if self.slots.written_s(one) < before_s(one.model)]
         self.unowned_bytes = sum(unowned.values()) - sum(unowned[one] for one in gone)
         self._leave((one, Block(None)) for one in gone)
         return self._drop()

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
+from runtime.cache.by_blocks import upkeep
 from runtime.cache.by_blocks.inventory import Conversation, Inventory, conversation_of
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.by_blocks.service import BlockKvStore, Removed
@@ -22,6 +23,7 @@ from runtime.cache.contents import (
     KnownModels,
     Pinned,
     Selection,
+    StoreJob,
     models_beginning,
 )
 from runtime.cache.inventory_views import (
@@ -37,21 +39,22 @@ from runtime.cache.inventory_views import (
 )
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import Progress, Watch
-from store import upkeep
 from store.blocks.head_file import KnownHead
 from store.blocks.heads import Heads
 from store.blocks.slots import BlockKey
 from store.errors import StoreError
 from store.keyed_names import Whom, conversation_key
 from store.types import Tier
+from store.upkeep import disk_room
 
 T = TypeVar("T")
 
 _CHECKPOINT_TRIES = 5
+_SCRUB_S = 300.0
 
 
 class BlockContents:
-    """See `KvContents`. Pins ahead, exchange with mlx-lm and jobs are still to come."""
+    """See `KvContents`. Pins ahead, and exchange with mlx-lm are still to come."""
 
     def __init__(self, kv: BlockKvStore, block_size: int) -> None:
         self._kv = kv
@@ -140,7 +143,7 @@ class BlockContents:
                 tiers=tiers,
                 num_conversations=len(_kept(inventory, inventory.conversations())),
                 quarantine_bytes=0,
-                free_bytes=upkeep.disk_room(store.root).free_bytes,
+                free_bytes=disk_room(store.root).free_bytes,
                 counters=store.records.counters(),
             )
 
@@ -234,7 +237,10 @@ class BlockContents:
         return await self._removed([await self._kv.delete(Whom(), models)])
 
     async def remove_all(self) -> RemovalView:
-        return await self._removed([await self._kv.delete(Whom())])
+        removed = await self._kv.delete(Whom())
+        if self._kv.store is not None:
+            await self._tend(lambda store, _: upkeep.forget_all(store))
+        return await self._removed([removed])
 
     async def _removed(self, removed: Sequence[Removed]) -> RemovalView:
         """After that neither the cold store nor the index's log is to hold a trace."""
@@ -264,6 +270,7 @@ class BlockContents:
             if should_stop():
                 break
             done.append(await self._kv.tend_cold(partial(verify_file, file=file)))
+            self._kv.drop(done[-1].gone)
         found = Counter(one.found for one in done)
         return VerifyView(
             num_verified=found["whole"],
@@ -273,36 +280,41 @@ class BlockContents:
         )
 
     async def collect(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
-        if should_stop():
-            raise StoreUnavailable(f"It was not done to the end: {self._kv.status.message}.")
-        watch(Progress(step="caps"))
-        before = await self._tend(lambda store, _: _use_of(store))
-        await self._kv.chore(lambda store: store.room.keep())
-        after = await self._tend(lambda store, _: _use_of(store))
-        watch(Progress(step="done", num_done=1, num_total=1))
-        num_demoted = max(after.num_cold - before.num_cold, 0)
-        return CollectedView(
-            num_dropped=max(before.num_warm - after.num_warm - num_demoted, 0),
-            num_demoted=num_demoted,
-            num_merged=0,
-            freed_bytes=before.num_bytes - after.num_bytes,
+        before = await self._tend(lambda store, _: upkeep.Use.of(store))
+        steps = (
+            ("expire", self._keep),
+            ("agree", self._sweep_orphans),
+            ("tidy", self._tidy),
+            ("caps", self._keep),
+        )
+        for number, (name, work) in enumerate(steps):
+            watch(Progress(step=name, num_done=number, num_total=len(steps)))
+            if should_stop() or not await work():
+                raise StoreUnavailable(f"It was not done to the end: {self._kv.status.message}.")
+        watch(Progress(step="done", num_done=len(steps), num_total=len(steps)))
+        return before.changed(await self._tend(lambda store, _: upkeep.Use.of(store)))
+
+    def jobs(self, is_busy: Callable[[], bool]) -> Sequence[StoreJob]:
+        def is_over() -> bool:
+            return self._kv.is_stopping or is_busy()
+
+        scrub = partial(upkeep.scrub, period_s=_SCRUB_S, should_stop=is_over)
+        return (
+            StoreJob("caps", 60.0, self._keep),
+            StoreJob("tidy", 600.0, self._tidy),
+            StoreJob("scrub", _SCRUB_S, partial(self._kv.chore, scrub, "chore"), is_for_idle=True),
+            StoreJob("orphans", 86_400.0, self._sweep_orphans),
         )
 
+    async def _keep(self) -> bool:
+        return await self._kv.chore(upkeep.keep)
 
-class _Use(NamedTuple):
-    """How many slots there are here and in the cold store, and what all of it takes."""
+    async def _tidy(self) -> bool:
+        return await self._kv.chore(upkeep.tidy)
 
-    num_warm: int
-    num_cold: int
-    num_bytes: int
-
-
-def _use_of(store: BlockStore) -> _Use:
-    sums = Counter[str]()
-    for (_, tier), (num, _, num_bytes) in store.totals().items():
-        sums[tier] += num
-        sums["bytes"] += num_bytes
-    return _Use(sums["warm"], sums["cold"], sums["bytes"])
+    async def _sweep_orphans(self) -> bool:
+        loaded = self._kv.loaded_models()
+        return await self._kv.chore(lambda store: upkeep.sweep_orphans(store, loaded), "write")
 
 
 def _kept(inventory: Inventory, found: Iterable[Conversation]) -> list[KeptConversation]:
