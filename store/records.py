@@ -94,6 +94,10 @@ class Records:
         """The sums of all counters from the day of wall time `since_s` on."""
         return self._database.read(lambda connection: _counters(connection, since_s))
 
+    def forget_requests(self) -> Future[None]:
+        """Forget all finished requests, and the counters that tell of them."""
+        return self._database.submit(_forget_requests)
+
     def trim(self, before_s: float) -> Future[int]:
         """Forget requests and digests from before trusted time `before_s`, and counters of all but
         the last `MAX_DAYS` days there are; how many.
@@ -208,6 +212,11 @@ def _counters(connection: Connection, since_s: float) -> dict[str, float]:
     sums = select(Counter.name, func.sum(Counter.value)).where(Counter.day >= day_of(since_s))
     rows = connection.execute(sums.group_by(Counter.name).order_by(Counter.name))
     return dict(rows.all())
+
+
+def _forget_requests(connection: Connection) -> None:
+    for table in (Request, Counter):
+        connection.execute(delete(table))
 
 
 def _trim(connection: Connection, before_s: float) -> int:

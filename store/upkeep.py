@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -114,13 +114,26 @@ def sweep_fan_out(directory: Path) -> int:
     return _sweep(_fan_out(directory))
 
 
-def _sweep(directories: list[Path]) -> int:
+def sweep_staged(directories: Iterable[Path], before_s: float) -> int:
+    """The same of what lies right in these directories, and was written before that time of the
+    wall clock: a head that was staged may be published after its writer has ended.
+    """
+    return _sweep(directories, before_s)
+
+
+def _sweep(directories: Iterable[Path], before_s: float = float("inf")) -> int:
     paths = [path for directory in directories for path in _entries(directory)]
-    abandoned = [path for path in paths if is_abandoned(path.name)]
+    abandoned = [path for path in paths if is_abandoned(path.name) and _written_s(path) < before_s]
     for path in abandoned:
         with reported(path):
             path.unlink(missing_ok=True)
     return len(abandoned)
+
+
+def _written_s(path: Path) -> float:
+    with suppress(FileNotFoundError):
+        return path.lstat().st_mtime
+    return 0.0
 
 
 def _fan_out(directory: Path) -> list[Path]:
@@ -196,6 +209,13 @@ def trim_asides(root: Path, name: str) -> int:
             for part in (path, *(path.with_name(path.name + log) for log in _LOGS)):
                 part.unlink(missing_ok=True)
     return len(whole[MAX_ASIDES:])
+
+
+def remove_asides(root: Path, name: str) -> None:
+    """Remove all of them. Raises StoreFailed."""
+    for path in asides(root, name):
+        with reported(path):
+            path.unlink(missing_ok=True)
 
 
 def _remove_anything(path: Path) -> None:

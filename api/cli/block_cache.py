@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from runtime.cache.by_blocks import tending
+from runtime.cache.by_blocks import tending, upkeep
 from runtime.cache.by_blocks.kept import pinned, pinned_ahead, unpinned
 from runtime.cache.by_blocks.opened import BlockStore, open_blocks
 from runtime.cache.by_blocks.taking_in import take_in
-from runtime.cache.by_blocks.tending import Gone, Use
+from runtime.cache.by_blocks.tending import Gone
+from runtime.cache.by_blocks.upkeep import Use
 from runtime.cache.by_blocks.verification import Verified, files_of
 from runtime.cache.by_blocks.verification import verify as verify_file
 from runtime.cache.contents import Exchanged, ImportRequest, ModelSelection, Pinned, meant
@@ -79,7 +80,9 @@ class BlockCache:
         return self._delete([Whom(model=one) for one in sorted(names)])
 
     def remove_all(self) -> RemovalView:
-        return self._delete([Whom()])
+        gone = tending.delete(self._store, Whom(), None)
+        upkeep.forget_all(self._store)
+        return self._removed([gone])
 
     def _delete(
         self, whoms: Sequence[Whom], models: Collection[bytes] | None = None
@@ -103,10 +106,18 @@ class BlockCache:
         return tending.verified(done)
 
     def collect_garbage(self, watch: Watch) -> CollectedView:
-        watch(Progress(step="caps"))
-        before = Use.of(self._store)
-        self._store.room.keep()
-        return before.until(Use.of(self._store))
+        store = self._store
+        before = Use.of(store)
+        steps = (
+            ("expire", lambda: upkeep.keep(store)),
+            ("agree", lambda: upkeep.sweep_orphans(store, ())),
+            ("tidy", lambda: upkeep.tidy(store)),
+            ("caps", lambda: upkeep.keep(store)),
+        )
+        for number, (name, work) in enumerate(steps):
+            watch(Progress(step=name, num_done=number, num_total=len(steps)))
+            work()
+        return before.changed(Use.of(store))
 
     def import_(self, wanted: ImportRequest, watch: Watch) -> Exchanged:
         spec = Catalog(self._settings).resolve(wanted.model)

@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 from api.observe.record import RequestRecord
-from runtime.cache.publisher import WrittenGroup
+from runtime.cache.figures import WrittenGroup
 from runtime.supervisor.generation import Generation
 from runtime.version import VERSION
 

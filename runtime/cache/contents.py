@@ -103,7 +103,7 @@ class StoreJob(NamedTuple):
 
     name: str
     every_s: float
-    run: Callable[[], Awaitable[None]]
+    run: Callable[[], Awaitable[object]]
     is_for_idle: bool = False
 
 

@@ -48,6 +48,15 @@ class KvFigures(NamedTuple):
     """Whether conversations are kept on disk; None where nobody wants that."""
 
 
+class WrittenGroup(NamedTuple):
+    """A group of slots that was written and published, in ns of wall time."""
+
+    num_slots: int
+    num_bytes: int
+    start_ns: int
+    end_ns: int
+
+
 def added(one: KvCounts, other: KvCounts) -> KvCounts:
     """The sum, counter by counter."""
     ours, theirs = msgspec.structs.astuple(one), msgspec.structs.astuple(other)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from runtime.cache.channel import KvChannel
 from runtime.cache.deletion_log import DeletionLog, Models
+from runtime.cache.figures import WrittenGroup
 from runtime.cache.lifecycle import StoreLife
 from runtime.cache.owned import OpenStore, Published, note
 from runtime.slot_events import (
@@ -28,15 +29,6 @@ from store.keyed_names import Whom
 from store.types import SlotRow
 
 _MAX_GROUP = 64
-
-
-class WrittenGroup(NamedTuple):
-    """A group of slots that was written and published, in ns of wall time."""
-
-    num_slots: int
-    num_bytes: int
-    start_ns: int
-    end_ns: int
 
 
 class ForgetOutcome(NamedTuple):

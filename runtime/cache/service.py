@@ -21,12 +21,19 @@ from runtime.cache.attachment import WorkerAttachment
 from runtime.cache.channel import KvChannel
 from runtime.cache.deletion_log import Models, Receipt
 from runtime.cache.disk_budget import RECOVERED, Reserved
-from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, added, disk_figures
+from runtime.cache.figures import (
+    GAUGES,
+    DiskFigures,
+    KvFigures,
+    WrittenGroup,
+    added,
+    disk_figures,
+)
 from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
 from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
 from runtime.cache.naming import Naming, Reader
 from runtime.cache.owned import Merged, News, OpenStore
-from runtime.cache.publisher import Publisher, WrittenGroup
+from runtime.cache.publisher import Publisher
 from runtime.cache.request_rows import RequestRows
 from runtime.cache.reservations import Reservations
 from runtime.cache.store_opening import open_store
@@ -210,6 +217,10 @@ class KvStore:
         """The model hashes of the workers there are, as far as they are known."""
         return frozenset(one.model_hash for one in list(self._channels) if one.has_disk)
 
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have `tell` called for every group of slots that was published."""
+        self.publisher.listen(tell)
+
     async def chore(self, work: Callable[[OpenStore], Iterable[News]]) -> None:
         """Do long work in the thread for it, and tell the workers what changes as it does."""
         loop, stopping = asyncio.get_running_loop(), self._life.stopping
@@ -258,10 +269,6 @@ class KvStore:
             return work(PrefixFiles(store.root, store.secret, room))
 
         return await self.tend(tend)
-
-    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
-        """Have this told of what is written from now on."""
-        self.publisher.listen(tell)
 
     @property
     def pins(self) -> WorkerMemory:

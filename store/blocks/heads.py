@@ -101,11 +101,12 @@ class TurnedAway(NamedTuple):
 class Published(NamedTuple):
     """A head that is there from now on, and those of its blocks of which there is no slot: others
     went while it was on its way, and with them what nobody else owned yet. Who has them writes them
-    again, and says so by `Heads.note`.
+    again, and says so by `Heads.note`. So many of its slots were not known to be there.
     """
 
     known: KnownHead
     lacking: tuple[BlockKey, ...]
+    num_new_slots: int = 0
 
 
 def _alone(
@@ -202,10 +203,15 @@ class Heads:
         end_keys = self._end_keys(head, token_ids, blocks, {*ends, len(token_ids)})
         if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
             return self._turn_away(path, blocks, end_keys)
-        new = [one for one in blocks if one not in self.kept.blocks]
+        kept = self.kept.blocks
+        new = {one for one in blocks if one not in kept}
+        absent = [one for one in blocks if one in new or not kept[one].sizes.slot]
         known = self._publish(path, head, token_ids, blocks, end_keys)
-        lacking = [one for one in new if not self.kept.blocks[one].sizes.slot] if path else []
-        return Published(known, tuple(lacking))
+        if path is None:
+            return Published(known, ())
+        missing = [one for one in absent if not kept[one].sizes.slot]
+        lacking = tuple(one for one in missing if one in new)
+        return Published(known, lacking, len(absent) - len(missing))
 
     def _turn_away(
         self, path: Path | None, blocks: Sequence[BlockKey], ends: frozenset[BlockKey]
@@ -463,7 +469,6 @@ class Heads:
             if now_s - one.last_used_s > one.head.ttl_s + longer_s
         ]
 
-    @_alone
     def sweep(self, model: bytes, before_s: float) -> list[BlockKey]:
         """Remove slots of a model through which no head goes, and which were written before that
         time of the wall clock; these.
@@ -471,9 +476,15 @@ class Heads:
         A worker that ends in the middle of a turn leaves them behind. What others write may be
         without a head until their turns end.
         """
+        return self.sweep_each(lambda one: before_s if one == model else 0.0)
+
+    @_alone
+    def sweep_each(self, before_s: Callable[[bytes], float]) -> list[BlockKey]:
+        """The same of all models, each with a time of its own; what there is of slots is counted
+        anew.
+        """
         unowned = self._compare()
-        own = [one for one in unowned if one.model == model]
-        gone = [one for one in own if self.slots.written_s(one) < before_s]
+        gone = [one for one in unowned if self.slots.written_s(one) < before_s(one.model)]
         self.unowned_bytes = sum(unowned.values()) - sum(unowned[one] for one in gone)
         self._leave((one, Block(None)) for one in gone)
         return self._drop()

@@ -119,8 +119,22 @@ class Room:
         removed that was written before that time of the wall clock. The blocks that leave.
         """
         gone = self._heads.sweep(model, before_s)
-        self.allowed.pop(worker, None)
+        self.release(worker)
         return gone
+
+    def reserve_spare(self, name: str, num_bytes: int) -> bool:
+        """Take so much of what is to spare, until `release`; False where nothing would have to
+        leave for it only.
+        """
+        with self._heads.lock:
+            if self.spare_bytes() < num_bytes:
+                return False
+            self.allowed[name] += num_bytes
+            return True
+
+    def release(self, name: str) -> None:
+        """Give back what was allowed or reserved by this name, or what is there is counted now."""
+        self.allowed.pop(name, None)
 
     def used_bytes(self) -> int:
         """What is there."""

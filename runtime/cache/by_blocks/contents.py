@@ -11,13 +11,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from runtime.cache.by_blocks import tending
+from runtime.cache.by_blocks import tending, upkeep
 from runtime.cache.by_blocks.inventory import Conversation, Inventory
 from runtime.cache.by_blocks.kept import pinned, pinned_ahead, unpinned
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.by_blocks.service import BlockKvStore, Removed
 from runtime.cache.by_blocks.taking_in import take_in
-from runtime.cache.by_blocks.tending import Use
 from runtime.cache.by_blocks.verification import Verified, files_of
 from runtime.cache.by_blocks.verification import verify as verify_file
 from runtime.cache.contents import (
@@ -43,10 +42,13 @@ from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import Progress, Watch
 from runtime.types import ModelSpec
+from store.blocks.slots import BlockKey
 from store.errors import StoreError
 from store.keyed_names import Whom, conversation_key
 
 T = TypeVar("T")
+
+_SCRUB_S = 300.0
 
 
 class BlockContents:
@@ -198,7 +200,10 @@ class BlockContents:
         return await self._removed([await self._kv.delete(Whom(), models)])
 
     async def remove_all(self) -> RemovalView:
-        return await self._removed([await self._kv.delete(Whom())])
+        removed = await self._kv.delete(Whom())
+        if self._kv.store is not None:
+            await self._tend(lambda store, _: upkeep.forget_all(store))
+        return await self._removed([removed])
 
     async def _removed(self, removed: Sequence[Removed]) -> RemovalView:
         """After that neither the cold store nor the index's log is to hold a trace."""
@@ -223,20 +228,8 @@ class BlockContents:
             if should_stop():
                 break
             done.append(await self._kv.tend_cold(partial(verify_file, file=file)))
+            self._kv.drop(done[-1].gone)
         return tending.verified(done)
-
-    def jobs(self, is_busy: Callable[[], bool]) -> Sequence[StoreJob]:  # noqa: ARG002
-        return ()
-
-    async def collect(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
-        if should_stop():
-            raise StoreUnavailable(f"It was not done to the end: {self._kv.status.message}.")
-        watch(Progress(step="caps"))
-        before = await self._tend(lambda store, _: Use.of(store))
-        await self._kv.chore(lambda store: store.room.keep())
-        after = await self._tend(lambda store, _: Use.of(store))
-        watch(Progress(step="done", num_done=1, num_total=1))
-        return before.until(after)
 
     async def take_in(self, spec: ModelSpec, wanted: ImportRequest, watch: Watch) -> Exchanged:
         await self._kv.settled()
@@ -246,3 +239,44 @@ class BlockContents:
             return take_in(store, settings, spec, wanted, watch, receipt.number)
 
         return await self._tend(take)
+
+    async def collect(self, watch: Watch, should_stop: Callable[[], bool]) -> CollectedView:
+        before = await self._tend(lambda store, _: upkeep.Use.of(store))
+        steps = (
+            ("expire", self._keep),
+            ("agree", self._sweep_orphans),
+            ("tidy", self._tidy),
+            ("caps", self._keep),
+        )
+        for number, (name, work) in enumerate(steps):
+            watch(Progress(step=name, num_done=number, num_total=len(steps)))
+            if should_stop() or not await work():
+                raise StoreUnavailable(f"It was not done to the end: {self._kv.status.message}.")
+        watch(Progress(step="done", num_done=len(steps), num_total=len(steps)))
+        return before.changed(await self._tend(lambda store, _: upkeep.Use.of(store)))
+
+    def jobs(self, is_busy: Callable[[], bool]) -> Sequence[StoreJob]:
+        def is_over() -> bool:
+            return self._kv.is_stopping or is_busy()
+
+        scrub = partial(upkeep.scrub, period_s=_SCRUB_S, should_stop=is_over)
+        return (
+            StoreJob("caps", 60.0, self._keep),
+            StoreJob("tidy", 600.0, self._tidy),
+            StoreJob("scrub", _SCRUB_S, partial(self._kv.chore, scrub, "chore"), is_for_idle=True),
+            StoreJob("orphans", 86_400.0, self._sweep_orphans),
+        )
+
+    async def _keep(self) -> bool:
+        def keep(store: BlockStore) -> list[BlockKey]:
+            self._kv.pins.keep_to_share(store)
+            return upkeep.keep(store)
+
+        return await self._kv.chore(keep)
+
+    async def _tidy(self) -> bool:
+        return await self._kv.chore(upkeep.tidy)
+
+    async def _sweep_orphans(self) -> bool:
+        loaded = self._kv.loaded_models()
+        return await self._kv.chore(lambda store: upkeep.sweep_orphans(store, loaded), "write")

@@ -78,13 +78,23 @@ class WorkersMemory:
         """How many first tokens of these heads a worker has in memory; none of those that are not
         here.
         """
+        paths = {one: self._paths([one]) for one in head_ids}
+        names: dict[bytes, dict[bytes, None]] = {}
+        for path in (path for every in paths.values() for path in every):
+            names.setdefault(path.model, {}).update(dict.fromkeys(path.names))
+        asked = [(model, channel) for model in names for channel in self._of(model)]
+        told = await asyncio.gather(*(channel.in_memory(names[model]) for model, channel in asked))
+        there: dict[bytes, list[frozenset[bytes]]] = {}
+        for (model, _), held in zip(asked, told, strict=True):
+            there.setdefault(model, []).append(held)
         found: dict[str, int] = {}
-        for head_id in head_ids:
-            for path in self._paths([head_id]):
-                asking = [channel.in_memory(path.names) for channel in self._of(path.model)]
-                for there in await asyncio.gather(*asking):
-                    found[head_id] = max(found.get(head_id, 0), self._num_first(path, there))
-        return {head_id: num for head_id, num in found.items() if num}
+        for head_id, every in paths.items():
+            nums = (
+                self._num_first(path, held) for path in every for held in there.get(path.model, ())
+            )
+            if num := max(nums, default=0):
+                found[head_id] = num
+        return found
 
     async def bring(self, head_id: str) -> int:
         """Have a conversation that ends with this head in memory soon; its tokens, 0 where nobody

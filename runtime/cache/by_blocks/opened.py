@@ -86,6 +86,8 @@ class BlockStore:
         )
         self.cold: ColdGate | None = None
         self.counts: Counter[str] = Counter()
+        self.scrubbed_to = ""
+        """The name of the file that was scrubbed last."""
         self._others = (0.0, 0)
         self._cold_blocks: ColdBlocks | None = None
         if terms.cold_store is not None:
@@ -131,6 +133,15 @@ class BlockStore:
                     num_bytes += block.sizes.warm if is_warm else block.sizes.cold
                     sums[where] = num + 1, num_tokens + self.block_size, num_bytes
         return sums
+
+    def used_bytes(self) -> int:
+        """What all of it takes now, slots without a head and the cold store as well."""
+        self._others = (0.0, 0)
+        slot_bytes = sum(sum(sizes) for sizes in self.slots.found().values())
+        with self.heads.lock:
+            head_bytes = sum(one.num_bytes for one in self.heads.known.values())
+            cold_bytes = self.heads.kept.cold_bytes
+        return slot_bytes + head_bytes + cold_bytes + self._other_bytes()
 
     def close(self) -> None:
         """Finish what was submitted, mark the index as properly closed, let others own it."""
@@ -204,6 +215,27 @@ class BlockStore:
         return there
 
     # Trouble
+
+    def keep_ballast(self) -> None:
+        """Hold some disk that can be given up when it is full, where nothing has to leave for it.
+
+        Raises StoreFailed.
+        """
+        num_bytes = upkeep.ballast_bytes(self.room.warm_bytes)
+        if not (self.root / upkeep.BALLAST).exists() and (
+            not num_bytes or not self.room.reserve_spare(upkeep.BALLAST, num_bytes)
+        ):
+            return
+        try:
+            upkeep.keep_ballast(self.root, num_bytes)
+        finally:
+            self._others = (0.0, 0)  # it is counted among them from now on
+            self.room.release(upkeep.BALLAST)
+
+    def drop_ballast(self) -> None:
+        """Give it up. Raises StoreFailed."""
+        upkeep.drop_ballast(self.root)
+        self._others = (0.0, 0)
 
     def probe(self) -> None:
         """Write a little, everywhere. Raises StoreError where that fails."""

@@ -31,12 +31,19 @@ from runtime.cache.by_blocks.tending import (
     heads_meant,
     terms_of,
 )
+from runtime.cache.by_blocks.upkeep import make_room
 from runtime.cache.deletion_log import DeletionLog, Receipt
-from runtime.cache.figures import GAUGES, DiskFigures, KvFigures, TierFigure, added
-from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
+from runtime.cache.figures import (
+    GAUGES,
+    DiskFigures,
+    KvFigures,
+    TierFigure,
+    WrittenGroup,
+    added,
+)
+from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife, StoreThread
 from runtime.cache.maintenance import floor_of
 from runtime.cache.naming import Naming, Reader
-from runtime.cache.publisher import WrittenGroup
 from runtime.cache.request_rows import RequestRows
 from runtime.cache.worker_channel import Report, options_of
 from runtime.config.settings import Settings
@@ -73,9 +80,6 @@ _OPEN_PATIENCE_S = 3.0
 _NAMES_PATIENCE_S = 60.0
 _LOAD_SHARE = 4
 """Of the time that a load may take, what a loaded model may wait for the store."""
-
-_KEEP_S = 60.0
-"""So often is looked at what is over."""
 
 _TROUBLES = frozenset({"full", "failed"})
 
@@ -141,7 +145,6 @@ class BlockKvStore:
     def start(self) -> None:
         """Begin to open the store; returns at once."""
         self._life.start()
-        self._life.spawn(self._keep_caps())
 
     async def stop(self) -> None:
         """Publish what has arrived, then close; the workers are gone already."""
@@ -150,6 +153,10 @@ class BlockKvStore:
     def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> BlockChannel:
         """A new worker's share, whose KV may take so much memory; None leaves it to us."""
         return BlockChannel(self, spec, budget)
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have `tell` called for what was written for each head, once that is published."""
+        self._listeners.append(tell)
 
     def loaded(self) -> list[BlockChannel]:
         """Those of the workers that have names of the store."""
@@ -268,10 +275,6 @@ class BlockKvStore:
         except StoreError as error:
             raise StoreUnavailable(f"The store fails: {error}.") from error
 
-    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
-        """Have this told of what is written from now on."""
-        self._listeners.append(tell)
-
     def hash_of(self, model: str) -> bytes | None:
         """The model hash of a model that is loaded and has a disk."""
         return next((c.model_hash for c in self.loaded() if model in c.spec.names), None)
@@ -361,7 +364,7 @@ class BlockKvStore:
             None if None in told else sum(filter(None, told)),
         )
 
-    def _drop(self, keys: Iterable[BlockKey]) -> None:
+    def drop(self, keys: Iterable[BlockKey]) -> None:
         """Have no worker keep in memory what nobody has any more."""
         by_model: dict[bytes, list[bytes]] = {}
         for key in keys:
@@ -384,7 +387,7 @@ class BlockKvStore:
             self._life.spawn(self._greet(channel))
 
     def on_full(self) -> None:
-        self._life.spawn(self._keep_once())
+        self._life.spawn(self._make_room())
 
     def on_probed(self) -> None:
         for channel in self._channels:
@@ -511,11 +514,11 @@ class BlockKvStore:
 
         said = await self._life.attempt(keep)
         if isinstance(said, TurnedAway):
-            self._drop(said.gone)
+            self.drop(said.gone)
 
     async def _publish(self, channel: BlockChannel, ended: Ended) -> None:
         """Have a staged head, and say so: from then on its blocks stay."""
-        store = self._life.store
+        store, start_ns = self._life.store, time.time_ns()
         said = None
         if store is not None:
             tried: list[Published | TurnedAway | None] = []
@@ -530,7 +533,11 @@ class BlockKvStore:
         lacking = tuple(key.name for key in said.lacking) if isinstance(said, Published) else ()
         channel.tell(Kept(ended.head_id, is_kept, lacking))
         if isinstance(said, TurnedAway):
-            self._drop(said.gone)
+            self.drop(said.gone)
+        if isinstance(said, Published):
+            num_slots, num_bytes = said.num_new_slots, ended.num_bytes
+            for tell in self._listeners:
+                tell(WrittenGroup(num_slots, num_bytes, start_ns, time.time_ns()))
 
     def _published(
         self, store: BlockStore, channel: BlockChannel, ended: Ended
@@ -574,12 +581,8 @@ class BlockKvStore:
     async def _note_damaged(self, keys: Sequence[BlockKey]) -> None:
         await self._life.attempt(lambda store: store.note_damaged(keys))
 
-    async def _keep_caps(self) -> None:
-        while not await self._life.pause(_KEEP_S):
-            await self._keep_once()
-
-    async def _keep_once(self) -> None:
-        await self.chore(lambda store: store.room.keep())
+    async def _make_room(self) -> None:
+        await self.chore(make_room)
 
     async def tend_cold(self, work: Callable[[BlockStore], T]) -> T:
         """What is done to the cold store, in the thread for it. Raises StoreUnavailable."""
@@ -588,9 +591,15 @@ class BlockKvStore:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
         return done
 
-    async def chore(self, work: Callable[[BlockStore], Iterable[BlockKey]]) -> None:
-        """Do long work in the thread for it; what it says is gone leaves the workers' memory."""
-        self._drop(await self._life.attempt(work, "promote") or ())
+    async def chore(
+        self, work: Callable[[BlockStore], Iterable[BlockKey]], thread: StoreThread = "promote"
+    ) -> bool:
+        """Do long work in a thread, without another that for the cold store; what it says is gone
+        leaves the workers' memory. Whether it was done.
+        """
+        gone = None if self.is_stopping else await self._life.attempt(work, thread)
+        self.drop(gone or ())
+        return gone is not None
 
 
 def _disk_figures(store: BlockStore) -> DiskFigures:

@@ -22,7 +22,6 @@ from runtime.cache.by_blocks.verification import Verified
 from runtime.cache.contents import KeptConversation, KnownModels, models_beginning
 from runtime.cache.inventory_views import (
     ChainView,
-    CollectedView,
     ShownView,
     SlotNode,
     SlotView,
@@ -356,32 +355,6 @@ def verified(done: Sequence[Verified]) -> VerifyView:
         num_damaged=found["damaged"],
         num_unread=found["unread"],
     )
-
-
-class Use(NamedTuple):
-    """How many slots there are here and in the cold store, and what all of it takes."""
-
-    num_warm: int
-    num_cold: int
-    num_bytes: int
-
-    @staticmethod
-    def of(store: BlockStore) -> Use:
-        sums = Counter[str]()
-        for (_, tier), (num, _, num_bytes) in store.totals().items():
-            sums[tier] += num
-            sums["bytes"] += num_bytes
-        return Use(sums["warm"], sums["cold"], sums["bytes"])
-
-    def until(self, after: Use) -> CollectedView:
-        """What has left since then."""
-        num_demoted = max(after.num_cold - self.num_cold, 0)
-        return CollectedView(
-            num_dropped=max(self.num_warm - after.num_warm - num_demoted, 0),
-            num_demoted=num_demoted,
-            num_merged=0,
-            freed_bytes=self.num_bytes - after.num_bytes,
-        )
 
 
 def _on_disk(heads: Heads) -> list[KnownHead]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from runtime.cache.by_blocks.opened import BlockStore
-from store.blocks.head_file import read_end
+from store.blocks.head_file import read_end, read_head
 from store.blocks.kv_file import open_file
 from store.blocks.slots import SLOT, STATE, BlockKey
 from store.disk import disk_bytes
@@ -24,10 +25,11 @@ class StoredFile(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What came of reading a file, and its bytes if it is whole."""
+    """What came of reading a file, its bytes if it is whole, and the names that leave with it."""
 
     found: Found
     num_bytes: int = 0
+    gone: Sequence[BlockKey] = ()
 
 
 def files_of(store: BlockStore) -> list[StoredFile]:
@@ -55,7 +57,8 @@ def verify(store: BlockStore, file: StoredFile) -> Verified:
     try:
         return Verified("whole", _read(store, file))
     except (SlotDamaged, SlotMissing):
-        return Verified("damaged" if _drop(store, file) else "unread")
+        gone = _drop(store, file)
+        return Verified("unread" if gone is None else "damaged", gone=gone or ())
     except (SlotForeign, StoreError):
         return Verified("unread")
 
@@ -79,25 +82,27 @@ def _read_head(store: BlockStore, head_id: str) -> int:
         known = store.heads.known.get(head_id)
         if known is None or known.path is None:  # it left meanwhile
             return 0
-        store.heads.read(head_id)
+        read_head(known.path)
         read_end(known.path)
         return known.num_bytes
 
 
-def _drop(store: BlockStore, file: StoredFile) -> bool:
-    """Whether it was still counted on. Raises StoreError."""
+def _drop(store: BlockStore, file: StoredFile) -> list[BlockKey] | None:
+    """The names that leave with it; None where it was not counted on any more.
+
+    Raises StoreError.
+    """
     heads, key = store.heads, file.key
     with heads.lock:
         if key is None:
-            heads.forget(file.head_id)
-            return True
+            return heads.forget(file.head_id) if file.head_id in heads.known else None
         if key not in heads.kept.blocks:
-            return False
+            return None
         if file.kind == "slot":
             store.slots.remove(key)
         elif file.kind == "state":
             store.slots.remove_state(key)
         else:
-            return True  # the cold store forgot it while it was read
+            return []  # the cold store forgot it while it was read
         store.note_damaged([key])
-        return True
+        return []
