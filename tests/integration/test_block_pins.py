@@ -8,6 +8,9 @@ import pytest
 
 from runtime.cache.by_blocks.service import BlockKvStore
 from runtime.errors import PinsFull
+from runtime.supervisor.supervisor import Supervisor
+from runtime.types import CacheParams
+from tests.asking import ask
 from tests.integration.test_kv_blocks_kept import NUM_TOKENS, home, models, prompt, reused, serving
 from tests.waiting import until
 
@@ -22,12 +25,17 @@ def pins(kv: BlockKvStore) -> dict[str, int]:
     return {source: one.head.num_tokens for one in heads for source in one.head.pins}
 
 
+async def pinned(supervisor: Supervisor, number: int, source: str, session: str) -> None:
+    wish = CacheParams(session_id=session, pin=source)
+    await ask(supervisor, prompt(number), work="prefill", cache=wish)
+
+
 async def test_a_pinned_prompt_stays_when_its_conversation_goes_on(home: Path):
     async with serving(home) as (supervisor, kv):
-        await reused(supervisor, prompt(1), session_id="s", pin=CONFIGURED, ttl_s=1000.0)
+        await pinned(supervisor, 1, CONFIGURED, "s")
         await until(lambda: pins(kv), "it is pinned")
         longer = prompt(1, NUM_TOKENS + 600)
-        await reused(supervisor, longer, session_id="s", ttl_s=1000.0)
+        await reused(supervisor, longer, session_id="s")
         assert kv.store is not None
         known = kv.store.heads.known
         await until(
@@ -38,8 +46,8 @@ async def test_a_pinned_prompt_stays_when_its_conversation_goes_on(home: Path):
 
 async def test_what_is_stale_is_taken_back_and_the_rest_stays(home: Path):
     async with serving(home) as (supervisor, kv):
-        await reused(supervisor, prompt(1), pin=CONFIGURED)
-        await reused(supervisor, prompt(2), pin="config:two")
+        await pinned(supervisor, 1, CONFIGURED, "a")
+        await pinned(supervisor, 2, "config:two", "b")
         await until(lambda: len(pins(kv)) == 2, "both are pinned")
         await kv.pins.unpin_all("m", lambda source, name: (source, name) == (CONFIGURED, "m"))
         assert pins(kv) == {"config:two": NUM_TOKENS - 1}
@@ -48,8 +56,8 @@ async def test_what_is_stale_is_taken_back_and_the_rest_stays(home: Path):
 async def test_a_pin_that_is_taken_back_before_it_comes_is_none(home: Path):
     async with serving(home) as (supervisor, kv):
         assert await kv.pins.take_back(ASKED) == 0
-        await reused(supervisor, prompt(1), session_id="a", pin=ASKED)
-        await reused(supervisor, prompt(2), session_id="b", pin=CONFIGURED)
+        await pinned(supervisor, 1, ASKED, "a")
+        await pinned(supervisor, 2, CONFIGURED, "b")
         await until(lambda: CONFIGURED in pins(kv), "the other one is pinned")
         assert kv.store is not None
         known = kv.store.heads.known
@@ -65,7 +73,7 @@ async def test_more_than_its_share_no_tenant_pins(home: Path):
         with pytest.raises(PinsFull, match="pinned_max_bytes"):
             await kv.pins.check_pins("", 100_001)
         await kv.pins.check_pins("", 100_000)
-        await reused(supervisor, prompt(1), session_id="a", pin=ASKED)
+        await pinned(supervisor, 1, ASKED, "a")
         await until(lambda: ASKED in kv.pins.refused_pins, "it is refused")
         assert pins(kv) == {}
         assert kv.pins.refused_pins[ASKED].most_bytes == 100_000
@@ -73,7 +81,7 @@ async def test_more_than_its_share_no_tenant_pins(home: Path):
 
 async def test_pins_are_there_after_a_restart_and_go_with_what_is_deleted(home: Path):
     async with serving(home) as (supervisor, kv):
-        await reused(supervisor, prompt(1), pin=ASKED)
+        await ask(supervisor, prompt(1), work="prefill", cache=CacheParams(pin=ASKED))
         await until(lambda: pins(kv), "it is pinned")
     async with serving(home) as (supervisor, kv):
         await kv.settled()
@@ -91,14 +99,14 @@ async def test_pins_are_there_after_a_restart_and_go_with_what_is_deleted(home: 
 
 async def test_a_smaller_share_takes_the_latest_pins_back(home: Path):
     async with serving(home) as (supervisor, kv):
-        await reused(supervisor, prompt(1), session_id="a", pin="prewarm-1")
-        await reused(supervisor, prompt(2), session_id="b", pin="prewarm-2")
+        await pinned(supervisor, 1, "prewarm-1", "a")
+        await pinned(supervisor, 2, "prewarm-2", "b")
         await until(lambda: len(pins(kv)) == 2, "both are pinned")
         assert kv.store is not None
         known = kv.store.heads.known.values()
         ids = [one.head.id for one in known if "prewarm-1" in one.head.pins]
         one_bytes = kv.store.room.bytes_of(ids)
-    async with serving(home, pinned_max_bytes=one_bytes) as (_, kv):
+    async with serving(home, pinned_max_bytes=one_bytes * 3 // 2) as (_, kv):
         await kv.settled()
         assert kv.store is not None
         kv.pins.keep_to_share(kv.store)
