@@ -98,8 +98,10 @@ class HeadJob:
         return (*self.names, self.end_name) if self.with_end else self.names
 
     def again(self, *, with_end: bool) -> HeadJob:
-        """A head of the same tokens, which takes the place of this one."""
-        head = structs.replace(self.head, id=uuid4().hex, continues=self.end_name)
+        """A head of the same tokens, which takes the place of this one, and with it the pins that
+        were not taken back.
+        """
+        head = structs.replace(self.head, id=uuid4().hex, continues=self.end_name, pins=())
         return replace(self, head=head, with_end=with_end)
 
 
