@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cache.by_blocks.contents import BlockContents
 from runtime.cache.by_blocks.service import BlockKvStore
 from runtime.errors import PinsFull
 from runtime.supervisor.supervisor import Supervisor
@@ -111,3 +112,19 @@ async def test_a_smaller_share_takes_the_latest_pins_back(home: Path):
         assert kv.store is not None
         kv.pins.keep_to_share(kv.store)
         assert [*pins(kv)] == ["prewarm-1"]
+
+
+async def test_what_is_pinned_and_what_was_used_last_comes_back_with_its_model(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await pinned(supervisor, 1, CONFIGURED, "a")
+        await reused(supervisor, prompt(2), session_id="b")
+        await reused(supervisor, prompt(3), session_id="c")
+        await until(lambda: kv.store is not None and len(kv.store.heads.known) == 3, "all are kept")
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(9), session_id="first")
+        contents = BlockContents(kv, kv.settings)
+
+        there: set[str] = set()
+        while there != {"a", "b", "c"}:
+            held = await contents.held(["a", "b", "c"])
+            there = {name for name, models in held.items() if models}

@@ -189,7 +189,10 @@ class BlockContents:
             return await self._removed([await self._kv.delete_head(one) for one in ids])
         removed = [await self._kv.delete(whom) for whom in selection.whoms]
         if not any(one.num_conversations or one.num_pieces != 0 for one in removed):
-            message = f"No conversation has the session id {selection.name[:64]!r}."
+            message = (
+                f"No conversation has the session id {selection.name[:64]!r}. "
+                "`hearth cache ls` lists them."
+            )
             raise UnknownConversation(message, "conversation")
         return await self._removed(removed)
 

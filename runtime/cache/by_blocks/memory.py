@@ -18,7 +18,11 @@ from runtime.kv_messages import Awaited, Recall
 from store.block_names import pack_ids
 from store.blocks.head_file import HeadFile
 from store.blocks.heads import Heads
+from store.blocks.slots import BlockKey
 from store.errors import SlotDamaged, SlotMissing
+
+_MOST_WARMED = 64
+"""So many conversations are brought back with a model."""
 
 
 class HeadPath(NamedTuple):
@@ -49,6 +53,32 @@ def _read(heads: Heads, head_id: str) -> HeadFile | None:
     with heads.lock, suppress(SlotDamaged, SlotMissing):
         return heads.read(head_id) if head_id in heads.known else None
     return None
+
+
+def _to_warm(store: BlockStore, channel: BlockChannel, num_bytes: int) -> list[Recall]:
+    heads, size = store.heads, store.block_size
+    told: list[Recall] = []
+    with heads.lock:
+        mine = [one for one in heads.known.values() if one.head.model == channel.model_hash]
+        mine = [one for one in mine if one.path is not None and one.last is not None]
+        mine.sort(key=lambda one: (one.head.is_pinned, one.last_used_s), reverse=True)
+    seen: set[BlockKey] = set()
+    for known in mine:
+        if num_bytes <= 0 or len(told) >= _MOST_WARMED:
+            break
+        with heads.lock:
+            path = path_of(heads, known.head.id)
+            keys = [*heads.kept.chain(known.last)] if path is not None else []
+            sizes = {key: heads.kept.blocks[key].sizes.warm for key in keys if key not in seen}
+        read = _read(heads, known.head.id)
+        if path is None or read is None or not sizes:
+            continue
+        seen.update(sizes)
+        num_bytes -= sum(sizes.values())
+        num_tokens = len(keys) * size
+        token_ids = pack_ids(array("I", read.token_ids[:num_tokens]))
+        told.append(Recall(path.names[: len(keys)], token_ids, read.head.owner.root))
+    return told
 
 
 class WorkersMemory:
@@ -115,6 +145,13 @@ class WorkersMemory:
             for channel in channels:
                 channel.tell(Recall(names, token_ids, head.owner.root))
         return head.num_tokens
+
+    async def warm(self, channel: BlockChannel, num_bytes: int) -> None:
+        """Have in a new worker's memory what is pinned, and then what was used last, of its model:
+        so much of it.
+        """
+        for told in await self._life.attempt(lambda s: _to_warm(s, channel, num_bytes)) or []:
+            channel.tell(told)
 
     def _of(self, model: bytes) -> list[BlockChannel]:
         return [one for one in self._channels if one.model_key == model]

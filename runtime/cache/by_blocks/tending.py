@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -97,6 +97,9 @@ def shown(inventory: Inventory, name: str, block_size: int) -> tuple[KeptConvers
         for node in inventory.blocks(one)
         if (tier := _tier(node.block.sizes.tier)) is not None
     )
+    start, end = len(inventory.blocks(one)) * block_size, one.last.head.num_tokens
+    if start < end <= kept.view.num_durable:
+        slots = (*slots, SlotView(one.last.head.id, "warm", start, end))
     return kept, ShownView(kept.view, kept.is_pinned, kept.ttl_s, slots)
 
 
@@ -382,13 +385,11 @@ def _nodes(heads: Heads, models: Collection[bytes], block_size: int) -> list[Slo
     nodes: list[SlotNode] = []
     blocks = heads.kept.blocks
     for key in sorted(starts, key=lambda key: starts[key]):
-        sizes, above = blocks[key].sizes, blocks[key].above
-        while above is not None and _tier(blocks[above].sizes.tier) is None:
-            above = blocks[above].above
+        sizes = blocks[key].sizes
         if (tier := _tier(sizes.tier)) is not None:
             node = SlotNode(
                 id=key.name.hex(),
-                parent=above.name.hex() if above is not None else None,
+                parent=_before(heads, blocks[key].above),
                 start=starts[key],
                 end=starts[key] + block_size,
                 tier=tier,
@@ -397,4 +398,33 @@ def _nodes(heads: Heads, models: Collection[bytes], block_size: int) -> list[Slo
                 num_conversations=len(sharers[key]),
             )
             nodes.append(node)
-    return nodes
+    return [*nodes, *_ends(heads, models, starts, block_size)]
+
+
+def _before(heads: Heads, key: BlockKey | None) -> str | None:
+    """This block or the last one before it of which there are files."""
+    blocks = heads.kept.blocks
+    while key is not None and _tier(blocks[key].sizes.tier) is None:
+        key = blocks[key].above
+    return key.name.hex() if key is not None else None
+
+
+def _ends(
+    heads: Heads, models: Collection[bytes], starts: Mapping[BlockKey, int], block_size: int
+) -> Iterator[SlotNode]:
+    """The heads of these models that have the KV behind their last whole blocks."""
+    for one in _on_disk(heads):
+        if one.head.model not in models:
+            continue
+        start = starts[one.last] + block_size if one.last is not None else 0
+        if one.head.layout and start < one.head.num_tokens:
+            yield SlotNode(
+                id=one.head.id,
+                parent=_before(heads, one.last),
+                start=start,
+                end=one.head.num_tokens,
+                tier="warm",
+                disk_bytes=one.num_bytes,
+                is_pinned=one.head.is_pinned,
+                num_conversations=1,
+            )

@@ -45,7 +45,8 @@ class Finder:
         """Who waits for what, by the names of pieces, and of prompts that are looked for."""
         self._then: dict[CacheCursor, list[Wanted]] = {}
         """States, which are read once the blocks before them are here."""
-        self._lost: set[CacheCursor] = set()
+        self._known: dict[CacheCursor, int] = {}
+        """How many first tokens of a prompt heads on disk have, with or without their KV."""
         """Prompts of which heads on disk have more, but not its KV."""
 
     # Looking up
@@ -103,8 +104,7 @@ class Finder:
     def on_disk(self, found: OnDisk) -> None:
         """Have read what was found, for those who wait for it, if that is worth it."""
         for cursor in self._reading.pop(found.asked.key, []):
-            if found.is_lost:
-                self._lost.add(cursor)
+            self._known[cursor] = found.num_known
             wanted = self._wanted(cursor, found)
             if wanted and not self._is_worth_reading(cursor, found, len(wanted)):
                 cursor.reason, wanted = "slower_than_prefill", []
@@ -280,7 +280,7 @@ class Finder:
     def release(self, cursor: CacheCursor) -> None:
         """It needs nothing any more."""
         self.stop_waiting(cursor)
-        self._lost.discard(cursor)
+        self._known.pop(cursor, None)
 
     def _is_worth_reading(self, cursor: CacheCursor, found: OnDisk, num_files: int) -> bool:
         """Whether reading is expected to take less than computing; with how long to wait for it."""
@@ -381,7 +381,7 @@ class Finder:
             return "no_checkpoint", at
         if (missed := self._state.why_missed(cursor, at)) is not None:
             return missed, at
-        if cursor in self._lost:
+        if self._known.get(cursor, 0) > at:
             return "not_yet_durable", at
         size = self._state.chain.block_size
         above = cursor.above(self._state.chain, at // size)

@@ -62,9 +62,9 @@ class EndOnDisk(NamedTuple):
 class OnDisk(NamedTuple):
     """What of a prompt is on disk: slots up to block `num_blocks`, and then those of `later`.
 
-    A state is at the end of `end`, or at that of the block before `state_at`; 0 is none. With
-    `is_lost` heads have more of the prompt, but not the KV of it. The slots up to `num_blocks`
-    that were not in memory take `num_bytes`.
+    A state is at the end of `end`, or at that of the block before `state_at`; 0 is none. Heads
+    have the first `num_known` tokens of the prompt, of which not all may have KV on disk. The slots
+    up to `num_blocks` that were not in memory take `num_bytes`.
     """
 
     asked: Asked
@@ -72,7 +72,7 @@ class OnDisk(NamedTuple):
     later: tuple[int, ...] = ()
     end: EndOnDisk | None = None
     state_at: int = 0
-    is_lost: bool = False
+    num_known: int = 0
     num_bytes: int = 0
 
 
@@ -168,21 +168,22 @@ class Reader:
         return self._slots.disk_bytes(BlockKey(asked.model, asked.names[number]))[0]
 
     def _found(self, asked: Asked, num_blocks: int) -> OnDisk:
-        end, is_lost = self._end_behind(asked, num_blocks)
+        end, num_known = self._end_behind(asked, num_blocks)
         if end is not None or not asked.needs_state:
-            return OnDisk(asked, num_blocks, end=end, is_lost=is_lost)
+            return OnDisk(asked, num_blocks, end=end, num_known=num_known)
         for number in range(num_blocks, 0, -1):
             key = BlockKey(asked.model, asked.names[number - 1])
             if self._slots.has_state(key):
-                return OnDisk(asked, number, state_at=number, is_lost=is_lost)
+                return OnDisk(asked, number, state_at=number, num_known=num_known)
             end, _ = self._end_behind(asked, number - 1)
             if end is not None:
-                return OnDisk(asked, number - 1, end=end, is_lost=is_lost)
-        return OnDisk(asked, 0, is_lost=is_lost)
+                return OnDisk(asked, number - 1, end=end, num_known=num_known)
+        return OnDisk(asked, 0, num_known=num_known)
 
-    def _end_behind(self, asked: Asked, number: int) -> tuple[EndOnDisk | None, bool]:
-        """The end behind this many blocks that has most of the prompt, and whether a head has more
-        of it without its KV. Where a state is needed the prompt must have all of the end.
+    def _end_behind(self, asked: Asked, number: int) -> tuple[EndOnDisk | None, int]:
+        """The end behind this many blocks that has most of the prompt, and how many first tokens of
+        it a head has, with or without their KV. Where a state is needed the prompt must have all of
+        the end.
         """
         start = number * self._block_size
         above = BlockKey(asked.model, asked.names[number - 1] if number else asked.root)
@@ -198,7 +199,7 @@ class Reader:
                     fits = num == len(tokens) if asked.needs_state else num > 0
                     if has_kv and fits and (best is None or num > best.num_tokens):
                         best = EndOnDisk(path, number, num)
-        return best, most_known > (best.num_tokens if best is not None else 0)
+        return best, start + most_known
 
 
 def _end_of(path: Path, start: int) -> tuple[array[int], bool]:
