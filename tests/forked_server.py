@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -51,8 +52,10 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        """As `Popen`: it may have ended while nobody has said so yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
