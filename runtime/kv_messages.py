@@ -60,13 +60,13 @@ class Brought(Struct, frozen=True, tag="kv_brought"):
 
 
 class Recall(Struct, frozen=True, tag="kv_recall"):
-    """Have these blocks, each behind the one before it, in memory as soon as nothing else is to be
-    done. Their tokens, in four bytes each, begin at the first block.
+    """Have the KV of these tokens, of four bytes each, in memory as soon as nothing else is to be
+    done. What nobody `wanted` has only its share of the memory.
     """
 
-    names: tuple[bytes, ...]
     token_ids: bytes
     root: bytes = b""
+    is_wanted: bool = False
 
 
 class Awaited(Struct, frozen=True, tag="kv_awaited"):

@@ -128,3 +128,21 @@ async def test_what_is_pinned_and_what_was_used_last_comes_back_with_its_model(h
         while there != {"a", "b", "c"}:
             held = await contents.held(["a", "b", "c"])
             there = {name for name, models in held.items() if models}
+
+
+async def test_what_is_pinned_or_announced_comes_back_whatever_the_share_of_the_rest(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await pinned(supervisor, 1, CONFIGURED, "a")
+        await reused(supervisor, prompt(2), session_id="b")
+        await reused(supervisor, prompt(3), session_id="c")
+        await until(lambda: kv.store is not None and len(kv.store.heads.known) == 3, "all are kept")
+    async with serving(home, prewarm_share=0.0) as (supervisor, kv):
+        await reused(supervisor, prompt(9), session_id="first")
+        contents = BlockContents(kv, kv.settings)
+        there: set[str] = set()
+        for wanted in ({"a"}, {"a", "b"}):
+            while not wanted <= there:
+                held = await contents.held(["a", "b", "c"])
+                there = {name for name, models in held.items() if models}
+            assert there == wanted
+            assert await contents.bring(await contents.find("b")) == NUM_TOKENS + 2

@@ -6,7 +6,6 @@ It belongs to the event loop; heads are read in the store's thread.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -56,28 +55,27 @@ def _read(heads: Heads, head_id: str) -> HeadFile | None:
 
 
 def _to_warm(store: BlockStore, channel: BlockChannel, num_bytes: int) -> list[Recall]:
-    heads, size = store.heads, store.block_size
+    heads = store.heads
     told: list[Recall] = []
     with heads.lock:
         mine = [one for one in heads.known.values() if one.head.model == channel.model_hash]
-        mine = [one for one in mine if one.path is not None and one.last is not None]
+        mine = [one for one in mine if one.path is not None]
         mine.sort(key=lambda one: (one.head.is_pinned, one.last_used_s), reverse=True)
     seen: set[BlockKey] = set()
     for known in mine:
-        if num_bytes <= 0 or len(told) >= _MOST_WARMED:
+        if len(told) >= _MOST_WARMED or (num_bytes <= 0 and not known.head.is_pinned):
             break
         with heads.lock:
-            path = path_of(heads, known.head.id)
-            keys = [*heads.kept.chain(known.last)] if path is not None else []
+            is_known = known.head.id in heads.known
+            keys = [*heads.kept.chain(known.last)] if is_known else []
             sizes = {key: heads.kept.blocks[key].sizes.warm for key in keys if key not in seen}
         read = _read(heads, known.head.id)
-        if path is None or read is None or not sizes:
+        if read is None:
             continue
         seen.update(sizes)
-        num_bytes -= sum(sizes.values())
-        num_tokens = len(keys) * size
-        token_ids = pack_ids(array("I", read.token_ids[:num_tokens]))
-        told.append(Recall(path.names[: len(keys)], token_ids, read.head.owner.root))
+        num_bytes -= sum(sizes.values()) + known.num_bytes
+        head = read.head
+        told.append(Recall(pack_ids(read.token_ids), head.owner.root, is_wanted=head.is_pinned))
     return told
 
 
@@ -137,18 +135,13 @@ class WorkersMemory:
         read = await self._life.attempt(lambda store: _read(store.heads, head_id))
         if read is None:
             return 0
-        head = read.head
-        for path in paths:
-            num_tokens = head.num_tokens - head.num_tokens % self._block_size
-            token_ids = pack_ids(array("I", read.token_ids[:num_tokens]))
-            names = path.names[: num_tokens // self._block_size]
-            for channel in channels:
-                channel.tell(Recall(names, token_ids, head.owner.root))
-        return head.num_tokens
+        for channel in channels:
+            channel.tell(Recall(pack_ids(read.token_ids), read.head.owner.root, is_wanted=True))
+        return read.head.num_tokens
 
     async def warm(self, channel: BlockChannel, num_bytes: int) -> None:
-        """Have in a new worker's memory what is pinned, and then what was used last, of its model:
-        so much of it.
+        """Have in a new worker's memory what is pinned of its model, and then so much of what was
+        used last.
         """
         for told in await self._life.attempt(lambda s: _to_warm(s, channel, num_bytes)) or []:
             channel.tell(told)

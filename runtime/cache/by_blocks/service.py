@@ -480,8 +480,7 @@ class BlockKvStore:
             for run in runs:
                 self.measured(channel, run)
             channel.welcomed()
-        if channel.kv.prewarm_bytes:
-            await self.memory.warm(channel, channel.kv.prewarm_bytes)
+        await self.memory.warm(channel, channel.kv.prewarm_bytes)
 
     def _tell_names(self, channel: BlockChannel, row: ModelRow | None = None) -> None:
         size, device = (row.prefill_slice, row.slice_device or "") if row else (None, "")

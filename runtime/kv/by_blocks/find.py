@@ -45,6 +45,8 @@ class Finder:
         """Who waits for what, by the names of pieces, and of prompts that are looked for."""
         self._then: dict[CacheCursor, list[Wanted]] = {}
         """States, which are read once the blocks before them are here."""
+        self._recalled: set[CacheCursor] = set()
+        """What is brought back while nobody asks: reading takes nothing from anybody."""
         self._known: dict[CacheCursor, int] = {}
         """How many first tokens of a prompt heads on disk have, with or without their KV."""
         """Prompts of which heads on disk have more, but not its KV."""
@@ -101,12 +103,18 @@ class Finder:
                 )
             )
 
+    def recall(self, cursor: CacheCursor) -> None:
+        """As `begin`, for tokens that nobody waits for."""
+        self._recalled.add(cursor)
+        self.begin(cursor)
+
     def on_disk(self, found: OnDisk) -> None:
         """Have read what was found, for those who wait for it, if that is worth it."""
         for cursor in self._reading.pop(found.asked.key, []):
             self._known[cursor] = found.num_known
             wanted = self._wanted(cursor, found)
-            if wanted and not self._is_worth_reading(cursor, found, len(wanted)):
+            is_worth = self._is_worth_reading(cursor, found, len(wanted))
+            if wanted and not is_worth and cursor not in self._recalled:
                 cursor.reason, wanted = "slower_than_prefill", []
             last = [one for one in wanted if one.kind != SLOT]
             if last and self._state.needs_state:
@@ -281,6 +289,7 @@ class Finder:
         """It needs nothing any more."""
         self.stop_waiting(cursor)
         self._known.pop(cursor, None)
+        self._recalled.discard(cursor)
 
     def _is_worth_reading(self, cursor: CacheCursor, found: OnDisk, num_files: int) -> bool:
         """Whether reading is expected to take less than computing; with how long to wait for it."""

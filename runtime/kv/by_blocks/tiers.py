@@ -525,17 +525,26 @@ class Tiers:
         if self._recalling is not None:
             if self._recalling.is_waiting:
                 return
-            self._finder.release(self._recalling)
-            self._state.release(self._recalling)
-            self._recalling = None
-        while self._recalled and self._recalling is None:
+            self._end_recall(self._recalling)
+        while self._recalled:
             recall = self._recalled.pop(0)
             token_ids = array("I", recall.token_ids)
             cursor = CacheCursor(token_ids=array("I", [*token_ids, 0]), root=recall.root)
             cursor.block_hashes = self._state.chain.block_hashes(token_ids, root=recall.root)
-            if self.memory.num_bytes < min(self._prewarm_bytes, self.memory.budget_bytes):
-                self._finder.begin(cursor)
-                self._recalling = cursor
+            most_bytes = self.memory.budget_bytes
+            if not recall.is_wanted:
+                most_bytes = min(self._prewarm_bytes, most_bytes)
+            if self.memory.num_bytes < most_bytes:
+                self._finder.recall(cursor)
+                if cursor.is_waiting:
+                    self._recalling = cursor
+                    return
+                self._end_recall(cursor)
+
+    def _end_recall(self, cursor: CacheCursor) -> None:
+        self._finder.release(cursor)
+        self._state.release(cursor)
+        self._recalling = None
 
 
 def _told(cursor: CacheCursor, end: int, continues: bytes) -> Ended:
