@@ -19,7 +19,8 @@ def pinned(store: BlockStore, inventory: Inventory, name: str) -> Pinned:
     """Have a conversation stay, with every model that it had. Raises UnknownConversation."""
     found = inventory.find_all(name)
     for one in found:
-        _mark(store, one.last, is_pinned=True)
+        for known in one.heads:
+            _mark(store, known, is_pinned=known is one.last)
     return Pinned(found[0].id, True, inventory.view(inventory.find(name)).num_durable)
 
 
