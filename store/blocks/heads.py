@@ -238,9 +238,8 @@ class Heads:
         ids = {self._ends.get((head.owner, one)) for one in (head.continues, end)} - {head.id}
         before = [self.known[one] for one in ids if one is not None]
         kept = self._kept_of(head, is_on_disk=path is not None)
-        head = self._with_pins(
-            path, head, token_ids, [one for one in before if one.end == end], kept
-        )
+        same = [one for one in before if one.end == end and (path or not one.path)]
+        head = self._with_pins(path, head, token_ids, same, kept)
         before = [one for one in before if {*one.head.pins} <= {*head.pins}]
         placed = None if path is None else self._place(path, head, blocks)
         hits = [decayed_hits(one.hits, now_s - one.last_used_s) + 1 for one in before]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from store.blocks.head_file import KEPT, KnownHead, Owner
-from tests.unit.test_room import BLOCK, MODEL, Store, keys_of, tokens_of
+from store.blocks.head_file import KEPT, HeadFile, KnownHead, Owner
+from store.blocks.heads import Published
+from tests.unit.test_room import BLOCK, MODEL, Store, head_of, keys_of, tokens_of
 
 OWNER = Owner(b"asked", b"s", b"")
 
@@ -96,6 +97,17 @@ def test_what_was_pinned_ahead_twice_is_pinned_once(store: Store):
     for _ in range(2):
         store.heads.keep_ahead(MODEL, OWNER, "tiny")
     assert len(store.heads.known) == 1
+
+
+def test_what_is_said_again_in_memory_only_has_no_pin_of_what_is_on_disk(store: Store):
+    tokens = tokens_of(1, 2)
+    first = store.turn(tokens)
+    mark(store, first, KEPT, "config:a")
+    told = HeadFile(head_of(tokens, b"s"), tokens)
+    said = store.heads.publish(told, store.heads.number)
+    assert isinstance(said, Published)
+    assert said.known.head.pins == ()
+    assert store.heads.known[first.head.id].head.pins == ("config:a", KEPT)
 
 
 def test_what_heads_take_together_is_counted_once(store: Store):
