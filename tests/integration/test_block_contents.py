@@ -12,27 +12,22 @@ from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import unwatched
 from runtime.types import TokenPrompt
 from store.keyed_names import conversation_key
-from tests.integration.test_kv_blocks_kept import kept, num_heads, prompt, reused, serving
-from tests.tiny_models import write_model
+from tests.integration.test_kv_blocks_kept import (
+    home,
+    kept,
+    models,
+    num_heads,
+    prompt,
+    reused,
+    serving,
+)
 from tests.waiting import until
+
+__all__ = ["home", "models"]
 
 BLOCK = 256
 NUM_BLOCKS = 5
 """Whole ones of each prompt."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "m")
-    write_model(folder / "other", seed=1)
-    return folder
-
-
-@pytest.fixture
-def home(tmp_path: Path, models: Path) -> Path:
-    (tmp_path / "models").symlink_to(models)
-    return tmp_path
 
 
 def contents_of(kv: BlockKvStore) -> BlockContents:

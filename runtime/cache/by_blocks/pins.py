@@ -12,18 +12,13 @@ import structlog
 
 from runtime.cache.by_blocks.opened import BlockStore
 from runtime.cache.lifecycle import StoreLife
+from runtime.cache.maintenance import ASKED, PINNED_SHARE
 from runtime.config.settings import Settings
 from runtime.errors import PinsFull
 from runtime.keys import owner, plain
 from store.blocks.head_file import KEPT, KnownHead
 
 T = TypeVar("T")
-
-PINNED_SHARE = 0.5
-"""Of the cap at most so much may be pinned by clients, by all tenants together."""
-
-ASKED = "prewarm-"
-"""What the pins that clients asked for are called, after their tenant."""
 
 _MAX_REMEMBERED = 1024
 
