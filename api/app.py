@@ -57,14 +57,16 @@ from api.responses import conversation_handlers
 from api.responses import handlers as responses_handlers
 from api.responses.archive import Archive
 from api.responses.service import ResponseService
-from runtime.cache.either import KvStore, contents_of, kv_store_of
+from runtime.cache.contents import KvContents
 from runtime.cache.history import History
 from runtime.cache.history_figures import HistoryFigures
+from runtime.cache.service import KvStore
 from runtime.config.limits import RouteKind
 from runtime.config.settings import Settings
 from runtime.keys import digest_of
 from runtime.memory import trim_heap
 from runtime.models.catalog import Catalog
+from runtime.prewarm.prewarm import PERIOD_S as PREWARM_PERIOD_S
 from runtime.prewarm.prewarm import Prewarm
 from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.supervisor import Supervisor
@@ -128,8 +130,9 @@ class HearthServer(NamedTuple):
 
 def build_server(settings: Settings, found: Preflight, workers: WorkerSource) -> HearthServer:
     """Put the server together as the settings say; `workers` is where processes come from."""
-    kv = kv_store_of(settings)
+    kv = KvStore(settings)
     supervisor = Supervisor(settings, found.catalog, kv, workers)
+    kv.ask_requests(supervisor.is_asked)
     rules = rules_of(settings, digest_of(found.home.new_admin_token()))
     app = create_app(settings, found.catalog, supervisor, kv, rules)
     return HearthServer(app, supervisor, kv, app.metrics)
@@ -146,7 +149,7 @@ def create_app(
     prewarm = Prewarm(settings, supervisor, kv, PinnedPrompts(settings, catalog))
     gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
     chains = Chains(History(settings.home, settings.history_grace_s), settings, kv.is_deleted)
-    cache = KvAccess(catalog, kv, contents_of(kv, settings), prewarm, chains)
+    cache = KvAccess(catalog, kv, KvContents(kv, settings), prewarm, chains)
     dashboard = Dashboard(gate, cache, chains.history)
     history_figures = HistoryFigures(chains.history)
     metrics.add(PrewarmCollector(prewarm), HistoryCollector(history_figures, settings))
@@ -243,7 +246,7 @@ def _chores(
     return [
         Chore("agents", 60.0, janitor.run),
         Chore("responses", 60.0, chains.expire),
-        Chore("prewarm", prewarm.period_s, prewarm.sweep),
+        Chore("prewarm", PREWARM_PERIOD_S, prewarm.sweep),
         Chore("dashboard", SAMPLE_S, dashboard.tick),
         Chore("figures", REFRESH_S, kv.refresh),
         Chore("memory", 5.0, supervisor.relieve),

@@ -20,7 +20,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 from typing_extensions import override
 
-from runtime.cache.contents import StoreJob
+from runtime.cache.conversations import StoreJob
 from store.clock import Clock, now
 
 _AT_BOOT_S = 2.0

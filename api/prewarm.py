@@ -457,9 +457,7 @@ class PrewarmCollector(Collector):
         tokens = CounterMetricFamily("hearth_prewarm_tokens", text, labels=["source"])
         for source, number in self._prewarm.tokens.items():
             tokens.add_metric([source], number)
-        text = "Requests that reused a prefix which was learned and prewarmed"
-        hits = CounterMetricFamily("hearth_prewarm_hits", text, value=self._prewarm.num_hits)
-        yield from (outcomes, tokens, hits)
+        yield from (outcomes, tokens)
 
 
 def _read(body: bytes) -> tuple[Fields, PrewarmOptions]:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from store.blocks import tables as block_tables
 from store.history import history_tables
 from store.tables import SCHEMA_VERSION
 
 _INDEX = Path(__file__).parent
 _HISTORY = _INDEX / "history"
-_KV = _INDEX / "kv"
 
 _one_at_a_time = threading.Lock()
 """Alembic keeps what it runs in a global: two databases must not be opened in it at once."""
@@ -37,16 +35,6 @@ def upgrade_history(connection: Connection) -> None:
 def downgrade_history(connection: Connection, version: int) -> None:
     """Bring the history back to an older schema `version`; 0 is the empty database."""
     _migrate(connection, _HISTORY, version)
-
-
-def upgrade_kv(connection: Connection) -> None:
-    """Bring the index of blocks to this release's schema; nothing where it is there already."""
-    _migrate(connection, _KV, block_tables.SCHEMA_VERSION)
-
-
-def downgrade_kv(connection: Connection, version: int) -> None:
-    """Bring the index of blocks back to an older schema `version`; 0 is the empty database."""
-    _migrate(connection, _KV, version)
 
 
 def _migrate(connection: Connection, scripts: Path, version: int) -> None:

@@ -6,7 +6,7 @@ A turn takes two of them: `Ended`, and `Kept`. Everything else is rare. Names ar
 from __future__ import annotations
 
 from runtime.types import Struct
-from store.keyed_names import NOBODY, Asker
+from store.keyed_names import NOBODY, Asker, Whom
 
 
 class Opened(Struct, frozen=True, tag="kv_opened"):
@@ -44,19 +44,19 @@ class Drop(Struct, frozen=True, tag="kv_drop"):
 
 
 class Allowance(Struct, frozen=True, tag="kv_allowance"):
-    """So many bytes more may be written. Of none more is to be asked for before `pause_s`."""
+    """So many bytes more may be written."""
 
     num_bytes: int
-    pause_s: float = 0.0
 
 
 class Brought(Struct, frozen=True, tag="kv_brought"):
     """Of the blocks that were wanted from the cold store those of `names` are slots now; the others
-    that were asked for with them are not to be had.
+    that were asked for with them are not to be had, or not now if `is_away`.
     """
 
     names: tuple[bytes, ...]
     asked: tuple[bytes, ...]
+    is_away: bool = False
 
 
 class Recall(Struct, frozen=True, tag="kv_recall"):
@@ -83,7 +83,52 @@ class MemoryAsked(Struct, frozen=True, tag="kv_memory_asked"):
     names: tuple[bytes, ...]
 
 
-KvNews = Opened | Kept | Drop | Allowance | Brought | Recall | Awaited | MemoryAsked
+class HotBudget(Struct, frozen=True, tag="hot_budget"):
+    """So many bytes of KV may stay in memory from now on, for requests that are to come.
+
+    `pool_bytes` are for these and for running requests together, who come first; `most_bytes` is
+    what they might have if no other model were loaded. None is without a limit.
+    """
+
+    num_bytes: int
+    pool_bytes: int | None = None
+    most_bytes: int | None = None
+
+
+class Forget(Struct, frozen=True, tag="forget"):
+    """Forget of a conversation what is not published and stage it no more; `Forgotten` answers.
+
+    `secret` is the store's, by which a key stands for a session id. Deletions are numbered, and of
+    what came before that of the number `floor` nothing is in flight any more, or it counts as
+    deleted.
+    """
+
+    number: int
+    whom: Whom
+    secret: bytes
+    floor: int = 0
+
+
+class RoomGiven(Struct, frozen=True, tag="room_given"):
+    """Whether a file may be written; where not, the store takes as much of the disk as it may."""
+
+    key: str
+    is_given: bool
+
+
+KvNews = (
+    Opened
+    | Kept
+    | Drop
+    | Allowance
+    | Brought
+    | Recall
+    | Awaited
+    | MemoryAsked
+    | HotBudget
+    | Forget
+    | RoomGiven
+)
 """What the server tells a worker."""
 
 
@@ -93,7 +138,8 @@ class Ended(Struct, frozen=True, tag="kv_ended"):
     It is staged at `path`, or is in this worker's memory only and told with its tokens, in four
     bytes each. Its request came when the last deletion had the number `received`. Ends of it may be
     in memory at the positions `ends`. It takes the place of the head of its asker whose end is
-    called `continues`. Its slots took `num_bytes` that were allowed.
+    called `continues`. Its slots took `num_bytes` that were allowed. It ended at `ended_s` of the
+    monotonic clock, which all processes of a machine share; without one right now.
     """
 
     head_id: str
@@ -105,6 +151,7 @@ class Ended(Struct, frozen=True, tag="kv_ended"):
     ends: tuple[int, ...] = ()
     continues: bytes = b""
     num_bytes: int = 0
+    ended_s: float | None = None
 
 
 class Want(Struct, frozen=True, tag="kv_want"):
@@ -114,9 +161,12 @@ class Want(Struct, frozen=True, tag="kv_want"):
 
 
 class Allow(Struct, frozen=True, tag="kv_allow"):
-    """So many bytes wait to be written; `Allowance` answers. Pinned ones are asked for apart."""
+    """So many bytes wait to be written, of what was computed at `made_s` of the monotonic clock;
+    `Allowance` answers. What is pinned may be more than is written in a day otherwise.
+    """
 
     num_bytes: int
+    made_s: float
     is_pinned: bool = False
 
 
@@ -146,5 +196,22 @@ class InMemory(Struct, frozen=True, tag="kv_in_memory"):
     names: tuple[bytes, ...]
 
 
-KvReport = Ended | Want | Allow | Damaged | Trouble | Dropped | InMemory
+class RoomWanted(Struct, frozen=True, tag="room"):
+    """A file of turns, of `num_bytes`, is to be written: `RoomGiven` answers."""
+
+    key: str
+    num_bytes: int
+
+
+class SliceLearned(Struct, frozen=True, tag="slice_learned"):
+    """From now on the KV of this model is computed in slices of so many tokens on `device`, as it
+    was timed there; and what it was before, in which the KV up to now was computed.
+    """
+
+    num_tokens: int
+    device: str
+    was: int
+
+
+KvReport = Ended | Want | Allow | Damaged | Trouble | Dropped | InMemory | RoomWanted | SliceLearned
 """What a worker tells the server."""

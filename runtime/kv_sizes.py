@@ -6,6 +6,7 @@ MIN_HOT_BYTES = 256 << 20
 MAX_QUEUE_BYTES = 2 << 30
 MIN_QUEUE_BYTES = 64 << 20
 MAX_CACHE_BYTES = 100_000_000_000
+MAX_ADVANCE_BYTES = 64 << 20
 
 
 def hot_budget(memory_bytes: int, weights_bytes: int) -> int:
@@ -21,3 +22,10 @@ def queue_budget(memory_bytes: int) -> int:
 def cache_budget(free_bytes: int, held_bytes: int) -> int:
     """What may lie on the disk: a quarter of what would be free without it."""
     return min((free_bytes + held_bytes) // 4, MAX_CACHE_BYTES)
+
+
+def advance_budget(cap_bytes: int | None) -> int:
+    """What a worker may write before it asks again: little of a small disk, where others leave for
+    it and nobody else has room meanwhile.
+    """
+    return MAX_ADVANCE_BYTES if cap_bytes is None else min(cap_bytes // 64, MAX_ADVANCE_BYTES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.slot_events import SlotStaged
 from runtime.types import ModelSpec
 
 NOT_STOCK = (
@@ -26,8 +25,8 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
 
 
 class Import(msgspec.Struct, frozen=True, tag="import", kw_only=True):
-    """Stage what `file` holds for a model in the store at `root`: as slots of runs, or else as
-    slots of blocks, which are in their places at once, and a head.
+    """Stage what `file` holds for a model in the store at `root`: as slots, which are in their
+    places at once, and a head.
     """
 
     file: str
@@ -36,15 +35,14 @@ class Import(msgspec.Struct, frozen=True, tag="import", kw_only=True):
     block_size: int
     secret: bytes = b""
     root: str = ""
-    by_blocks: bool = False
     kv_bits: int | None = None
     kv_start: int = 0
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
 
-    def of_store(self, secret: bytes, root: str, *, by_blocks: bool = False) -> Import:
+    def of_store(self, secret: bytes, root: str) -> Import:
         """The same for the store at `root` that has this secret."""
-        return msgspec.structs.replace(self, secret=secret, root=root, by_blocks=by_blocks)
+        return msgspec.structs.replace(self, secret=secret, root=root)
 
 
 Job = Export | Import
@@ -68,11 +66,10 @@ class HeadStaged(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """How many tokens were exchanged, the slots or the head that were staged, and why it failed, if
+    """How many tokens were exchanged, the head that was staged, and why it failed, if
     it did.
     """
 
     num_tokens: int
-    slots: tuple[SlotStaged, ...] = ()
     head: HeadStaged | None = None
     error: str | None = None

@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from store.types import UNKNOWN_HEAD, PromptHead
-
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 Priority = Literal["interactive", "default", "background"]
@@ -450,7 +448,6 @@ class Usage(Struct, frozen=True):
     cache: CacheUse = CacheUse()
     prompt_changes: tuple[PromptChange, ...] = ()
     ignored: tuple[str, ...] = ()
-    head: PromptHead = UNKNOWN_HEAD
 
     @property
     def num_cached_tokens(self) -> int:

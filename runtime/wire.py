@@ -11,9 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from runtime import kv_messages
+from runtime.kv_messages import KvNews, KvReport
 from runtime.ranks import Ranks
-from runtime.slot_events import KvNews, KvReport, RoomGiven
 from runtime.types import (
     CacheUse,
     Chunk,
@@ -50,10 +49,9 @@ class WorkerOptions(Struct, frozen=True):
 class KvOptions(Struct, frozen=True):
     """The KV hierarchy: without a disk `root` is None; sizes in bytes, as in `HotBudget`.
 
-    The store at `root` need not be open yet: `Attach` says so. `secret` is the store's, where it is
-    known already. `names`, where there are any, key the names of blocks until then: with these the
-    server keeps the heads, and the worker has KV by blocks. With `has_cold` blocks of which there
-    is no slot may be in a cold store.
+    The store at `root` need not be open yet: `Opened` says so. `secret` is the store's, where it is
+    known already. `names` key the names of blocks until then. With `has_cold` blocks of which there
+    is no slot may be in a cold store. So much as `advance_bytes` is asked for before it is written.
     """
 
     root: str | None = None
@@ -68,6 +66,7 @@ class KvOptions(Struct, frozen=True):
     secret: bytes = b""
     names: bytes = b""
     has_cold: bool = False
+    advance_bytes: int = 64 << 20
 
 
 class Prepare(Struct, frozen=True, tag="prepare"):
@@ -101,7 +100,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     exit_s: float = 20.0
 
 
-Command = Prepare | Load | Submit | Abort | Stop | RoomGiven | KvNews | kv_messages.KvNews
+Command = Prepare | Load | Submit | Abort | Stop | KvNews
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -206,7 +205,7 @@ class KvCounts(msgspec.Struct, kw_only=True, gc=False):
     """
 
     hot_bytes: int = 0
-    num_runs: int = 0
+    num_pieces: int = 0
     num_evicted: int = 0
     num_queued_bytes: int = 0
     num_reused_tokens: int = 0
@@ -283,7 +282,6 @@ Event = (
     | Flushing
     | Flushed
     | KvReport
-    | kv_messages.KvReport
 )
 
 _encoder = msgspec.msgpack.Encoder()

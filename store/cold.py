@@ -30,27 +30,21 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore, from_url
 
-from store.cold_codec import ByteSource, ChunkSource, Unpacker, pack
+from store.cold_codec import ByteSource, ChunkSource
 from store.disk import (
     CHUNK_BYTES,
     PRIVATE_DIRECTORY,
-    Reserve,
     SequentialReader,
-    Yield,
     disk_bytes,
-    keep_going,
     make_directory,
     new_file,
-    no_cap,
     opened,
     reported,
     sync_directories,
 )
 from store.errors import ColdAway, SlotDamaged, SlotMissing, StoreFailed, StoreFull
-from store.slot_file import is_slot_id
-from store.slots import StagedSlot, read_contents, remove, slot_path, verify
-from store.temp_names import SUFFIX, temp_name
-from store.upkeep import COLD, sweep_fan_out
+from store.temp_names import SUFFIX, is_slot_id, temp_name
+from store.upkeep import sweep_fan_out
 
 T = TypeVar("T")
 
@@ -94,26 +88,6 @@ class ColdStore(Protocol):
         """The bytes under that id. Raises SlotMissing."""
         ...
 
-    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        """Verify the warm file at `path` and keep it packed, durably; the file stays.
-
-        Raises:
-            SlotMissing, SlotDamaged: there is nothing to keep.
-            StoreFull: no room.
-        """
-        ...
-
-    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
-        """Stage the slot below `root`, verified; `publish` makes it visible. The packed one stays.
-
-        `reserve` is asked before the file is made; whatever it raises leaves nothing behind.
-
-        Raises:
-            SlotMissing, SlotDamaged: there is nothing to be had.
-            StoreFull: no room.
-        """
-        ...
-
     def delete(self, slot_id: str) -> bool:
         """Remove the slot; False where there was none."""
         ...
@@ -147,40 +121,16 @@ class ColdStore(Protocol):
         ...
 
 
-def open_cold(root: Path, url: str | None) -> ColdStore:
-    """The bucket at `url` (s3://bucket/prefix), or the directory `cold` below `root`.
+def open_cold(url: str) -> ColdStore:
+    """The bucket at `url` (s3://bucket/prefix).
 
     Raises:
         StoreFailed: the url is not understood.
     """
-    if url is None:
-        return ColdDirectory(root / COLD)
     try:
         return ColdBucket(from_url(url, retry_config=_RETRIES))
     except (BaseError, ValueError) as error:
         raise StoreFailed("the address of the cold store is not understood") from error
-
-
-@contextmanager
-def _packed(path: Path, yield_: Yield) -> Generator[tuple[str, Iterator[bytes]]]:
-    verify(path)
-    with opened(path) as fd:
-        contents = read_contents(fd)
-        chunks = pack(fd, contents.payload_start, contents.tensors, yield_)
-        yield contents.header.id, chunks
-
-
-def _unpacked(root: Path, slot_id: str, source: ByteSource, reserve: Reserve) -> StagedSlot:
-    unpacker = Unpacker(source)
-    if unpacker.contents.header.id != slot_id:
-        raise SlotDamaged(f"{slot_id} holds slot {unpacker.contents.header.id}")
-    path = slot_path(root, slot_id).with_name(temp_name(slot_id))
-    make_directory(path.parent)
-    num_bytes = unpacker.contents.file_bytes
-    reserve(num_bytes)
-    with new_file(path, num_bytes) as file:
-        unpacker.write_to(file, keep_going)
-    return StagedSlot(slot_id, path, num_bytes)
 
 
 class ColdDirectory:
@@ -199,10 +149,6 @@ class ColdDirectory:
             raise ValueError(f"not a slot id: {slot_id[:64]!r}")
         return self._directory / slot_id[:2] / f"{slot_id}{COLD_SUFFIX}"
 
-    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        with _packed(path, yield_) as (slot_id, chunks):
-            return self.put(slot_id, chunks)
-
     def put(self, slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
         cold_path = self._path(slot_id)
         temporary = cold_path.with_name(temp_name(slot_id, COLD_SUFFIX))
@@ -215,10 +161,6 @@ class ColdDirectory:
         sync_directories([cold_path.parent])
         return ColdSlot(slot_id, disk_bytes(cold_path))
 
-    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
-        with self.get(slot_id) as source:
-            return _unpacked(root, slot_id, source, reserve)
-
     @contextmanager
     def get(self, slot_id: str) -> Generator[ByteSource]:
         with opened(self._path(slot_id)) as fd:
@@ -226,7 +168,13 @@ class ColdDirectory:
             yield ChunkSource(SequentialReader(fd, 0, num_bytes).take(num_bytes))
 
     def delete(self, slot_id: str) -> bool:
-        return remove(self._path(slot_id))
+        path = self._path(slot_id)
+        with reported(path):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
 
     def sweep(self) -> int:
         for path in self._directory.glob(f"{_UNFINISHED_MARK}*"):
@@ -308,10 +256,6 @@ class ColdBucket:
             raise ValueError(f"not a slot id: {slot_id[:64]!r}")
         return f"{slot_id[:2]}/{slot_id}{COLD_SUFFIX}"
 
-    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        with _packed(path, yield_) as (slot_id, chunks):
-            return self.put(slot_id, chunks)
-
     def put(self, slot_id: str, chunks: Iterable[bytes]) -> ColdSlot:
         with self._asking(slot_id):
             obstore.put(self._bucket, self._name(slot_id), iter(chunks))
@@ -320,10 +264,6 @@ class ColdBucket:
     def _num_bytes(self, slot_id: str) -> int:
         with self._asking(slot_id):
             return _heard(lambda: obstore.head_async(self._bucket, self._name(slot_id)))["size"]
-
-    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
-        with self.get(slot_id) as source:
-            return _unpacked(root, slot_id, source, reserve)
 
     @contextmanager
     def get(self, slot_id: str) -> Generator[ByteSource]:

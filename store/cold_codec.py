@@ -12,19 +12,11 @@ from typing import IO, Protocol, cast
 
 import zstandard
 
-from store.disk import CHUNK_BYTES, NewFile, SequentialReader, Yield
+from store.disk import CHUNK_BYTES, SequentialReader, Yield
 from store.errors import SlotDamaged, SlotForeign
-from store.slot_file import (
-    DTYPE_BYTES,
-    MAX_JSON_BYTES,
-    Checker,
-    TensorEntry,
-    front_bytes,
-    unpack_front,
-)
+from store.kv_file import DTYPE_BYTES, MAX_JSON_BYTES, TensorEntry
 
 LEVEL = 1
-MAX_SLOT_BYTES = 8 << 30
 
 _MAX_WINDOW_BYTES = 8 << 20
 _NAME = b"hearth-cold/1\0\0\0"
@@ -147,42 +139,6 @@ class UnpackedBytes:
             raise SlotDamaged(f"cannot be decompressed: {error}") from error
         if is_more:
             raise SlotDamaged("there is more than the slot")
-
-
-class Unpacker:
-    """Reads a packed slot: first what is in it, then every byte of it, each checked."""
-
-    def __init__(self, source: ByteSource) -> None:
-        """Read as far as the header.
-
-        Raises:
-            SlotForeign: another format version.
-            SlotDamaged: not a packed slot, or its header is damaged.
-        """
-        self._bytes = UnpackedBytes(source)
-        front_bytes(self._bytes.front, MAX_SLOT_BYTES)
-        self.contents = unpack_front(self._bytes.front, None)
-        if self.contents.file_bytes > MAX_SLOT_BYTES:
-            raise SlotDamaged(f"a slot of {self.contents.file_bytes} bytes")
-
-    def write_to(self, file: NewFile, yield_: Yield) -> None:
-        """Write the slot's bytes as they were before packing.
-
-        Raises:
-            SlotDamaged: any byte differs, is missing or too many.
-            StoreFull, StoreFailed: writing failed.
-        """
-        file.write(self._bytes.front)
-        checker = Checker(self.contents.header)
-        for entry in self.contents.tensors:
-            hash_ = checker.tensor(entry)
-            for chunk in self._bytes.tensor(entry):
-                hash_(chunk)
-                file.write(chunk)
-                yield_(len(chunk))
-        if damage := self.contents.damage(checker.checksums()):
-            raise SlotDamaged(str(damage))
-        self._bytes.end()
 
 
 def _read_exactly(source: ByteSource, num_bytes: int) -> bytes:

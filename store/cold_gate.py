@@ -10,15 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from store.cold import ColdSlot, ColdStore
 from store.cold_codec import ByteSource
 from store.cold_owner import Owned
-from store.disk import Reserve, Yield, keep_going, no_cap
 from store.errors import ColdAway, ColdForeign, SlotDamaged, SlotMissing, StoreFailed, StoreFull
-from store.slots import StagedSlot
 
 MIN_PAUSE_S = 1.0
 MAX_PAUSE_S = 300.0
@@ -119,14 +116,6 @@ class ColdGate:
     def get(self, slot_id: str) -> Generator[ByteSource]:
         with self._contact(), self._cold.get(slot_id) as source:
             yield source
-
-    def demote(self, path: Path, yield_: Yield = keep_going) -> ColdSlot:
-        with self._contact(takes=True):
-            return self._cold.demote(path, yield_)
-
-    def promote(self, root: Path, slot_id: str, reserve: Reserve = no_cap) -> StagedSlot:
-        with self._contact():
-            return self._cold.promote(root, slot_id, reserve)
 
     def delete(self, slot_id: str) -> bool:
         with self._contact():

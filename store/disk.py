@@ -11,17 +11,25 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from store.errors import SlotDamaged, SlotMissing, StoreFailed, StoreFull
 
+UNIT_BYTES = 4096
+"""Files take the disk in units of so much."""
+
 CHUNK_BYTES = 1 << 20
 """Unit of writing and packing, and of the caller's chance to wait or give up."""
 
-_READ_BYTES = 256 << 10
+READ_BYTES = 256 << 10
 """What is read at once: still in the core's own cache when it is hashed right after."""
+
+_MAX_PLACES = 1024
+"""The system fills so many places in one call at the most."""
 
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
@@ -98,10 +106,6 @@ class NewFile:
                     raise OSError(errno.EIO, "nothing was written")
                 offset += written
                 view = view[written:]
-
-    def leave_room(self, num_bytes: int) -> None:
-        """Let the next `write` continue `num_bytes` further on."""
-        self._end += num_bytes
 
 
 @contextmanager
@@ -253,7 +257,7 @@ class SequentialReader:
     def __init__(self, fd: int, start: int, file_bytes: int) -> None:
         self._fd = fd
         self._position = start
-        self._buffer = memoryview(bytearray(min(_READ_BYTES, max(file_bytes - start, 1))))
+        self._buffer = memoryview(bytearray(min(READ_BYTES, max(file_bytes - start, 1))))
         self._unread = self._buffer[:0]
         if sys.platform == "linux":
             os.posix_fadvise(fd, start, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -269,7 +273,7 @@ class SequentialReader:
         """
         while num_bytes:
             if not self._unread:
-                self._refill(num_bytes if num_bytes > _READ_BYTES // 2 else _READ_BYTES)
+                self._refill(num_bytes if num_bytes > READ_BYTES // 2 else READ_BYTES)
             piece = self._unread[:num_bytes]
             self._unread = self._unread[len(piece) :]
             num_bytes -= len(piece)
@@ -286,28 +290,26 @@ class SequentialReader:
         self._unread = self._buffer[:num_read]
 
 
-class ReaderInPlace:
-    """The bytes of a file in order, from `start`, each read to where it is to stay: `target`."""
+def read_into(fd: int, places: Sequence[memoryview], position: int) -> None:
+    """Fill these places, one after the other, with the bytes of a file from `position` on.
 
-    def __init__(self, fd: int, start: int) -> None:
-        self._fd = fd
-        self._position = start
-        self.target = memoryview(bytearray())
-
-    def take(self, num_bytes: int) -> Iterator[memoryview]:
-        """As `SequentialReader.take`; the pieces are those of `target`, which is then the rest."""
-        while num_bytes:
-            room = self.target[: min(num_bytes, _READ_BYTES)]
-            try:
-                num_read = os.preadv(self._fd, [room], self._position)
-            except OSError as error:
-                raise StoreFailed(f"reading failed: {error.strerror}") from error
-            if not num_read:
-                raise SlotDamaged(f"the file ends at byte {self._position}")
-            self._position += num_read
-            num_bytes -= num_read
-            self.target = self.target[num_read:]
-            yield room[:num_read]
+    Raises:
+        SlotDamaged: the file ends before.
+        StoreFailed: reading failed.
+    """
+    left = deque(one for one in places if one.nbytes)
+    while left:
+        try:
+            num_read = os.preadv(fd, list(islice(left, _MAX_PLACES)), position)
+        except OSError as error:
+            raise StoreFailed(f"reading failed: {error.strerror}") from error
+        if not num_read:
+            raise SlotDamaged(f"the file ends at byte {position}")
+        position += num_read
+        while left and num_read >= left[0].nbytes:
+            num_read -= left.popleft().nbytes
+        if num_read:
+            left[0] = left[0][num_read:]
 
 
 Yield = Callable[[int], None]
@@ -323,6 +325,6 @@ Reserve = Callable[[int], None]
 """Called with the bytes of a file before it is made; raises OverCap where that must not be."""
 
 
-def no_cap(num_bytes: int) -> None:
-    """A file of any size may be made."""
-    del num_bytes
+def file_bytes(num_bytes: int) -> int:
+    """What a file of that size takes of an allowance: whole units, and one for where it lies."""
+    return (-(-num_bytes // UNIT_BYTES) + 1) * UNIT_BYTES

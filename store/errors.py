@@ -21,12 +21,6 @@ class SlotForeign(SlotDamaged):
     reason = "foreign"
 
 
-class SlotObsolete(SlotForeign):
-    """A slot of an earlier release's format: nothing reads it any more."""
-
-    reason = "obsolete"
-
-
 class SlotMissing(StoreError):
     """The file of a slot is gone."""
 

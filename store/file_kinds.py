@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from store import tables
-from store.blocks import tables as block_tables
 from store.history import history_tables
 
 
@@ -21,9 +20,6 @@ class FileKind(NamedTuple):
 
 
 INDEX = FileKind(tables.APPLICATION_ID, tables.SCHEMA_VERSION, is_synced=False)
-"""Its rows can be made again from the slots' files."""
-
-KV = FileKind(block_tables.APPLICATION_ID, block_tables.SCHEMA_VERSION, is_synced=False)
 """Its rows can be made again from the files of heads and slots."""
 
 HISTORY = FileKind(history_tables.APPLICATION_ID, history_tables.SCHEMA_VERSION, is_synced=True)

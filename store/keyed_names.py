@@ -36,14 +36,12 @@ NOBODY = Asker()
 class Chain(msgspec.Struct, frozen=True):
     """A conversation without a session id: its tokens, in four bytes each.
 
-    Others have the first `num_shared` of them as well, and who has no session id either said at
-    least the first `num_alike`. `root` is what the names of its blocks of
+    Others have the first `num_shared` of them as well. `root` is what the names of its blocks of
     `block_size` tokens begin with, and `folders` are those of its turns, as far as these are known.
     """
 
     token_ids: bytes
     num_shared: int = 0
-    num_alike: int = 0
     root: bytes = b""
     block_size: int = 1
     folders: tuple[str, ...] = ()
@@ -78,25 +76,6 @@ class Whom(msgspec.Struct, frozen=True):
         if session_id is None:
             return False
         return session_id == self.session_id or conversation_key(secret, session_id) == self.key
-
-    def may_mean(self, asker: Asker, secret: bytes) -> bool:
-        """The same where tokens are not known: a chain may be of anybody without a session id."""
-        if self.chain is None:
-            return self.means(asker, secret)
-        return asker == Asker(self.model or "")
-
-    def means_key(self, name: str, key: bytes, secret: bytes) -> bool:
-        """The same of what is known by the key of its conversation, which is empty without one.
-
-        Tokens are not known by keys: a chain of them means all that have no session id.
-        """
-        if self.model is not None and name != self.model:
-            return False
-        if self.chain is not None:
-            return not key
-        if self.session_id is None:
-            return self.key is None or key == self.key
-        return key in (self.key, conversation_key(secret, self.session_id))
 
 
 def model_key(secret: bytes, model: str) -> str:

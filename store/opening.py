@@ -57,12 +57,6 @@ def open_database(
     return Database(path, writer, make_room, clock=clock)
 
 
-def open_read_only(path: Path) -> Database:
-    """Open the index of a store that another server owns. Raises StoreTooNew, IndexDamaged."""
-    check_identity(path)
-    return Database(path)
-
-
 def _open_writer(path: Path, migrate: Migrate, busy_timeout_ms: int, kind: FileKind) -> Connection:
     undo_unfinished(path)
     check_identity(path, kind)

@@ -1,343 +1,317 @@
-"""Slot files: stage, publish, read, verify, remove.
+"""The folder of slots: whoever knows a block's name finds its file, or computes the block.
 
-The order that keeps promises P1 and P2: reserve, write a temporary file, sync its data, rename,
-sync the directory, and only then a row in the index. Every first read verifies all checksums.
+Beside a slot there may be the *states* of layers that cannot be sliced, as they were at the end of
+its block: a file of its own, which may go while the slot stays.
+
+Nobody is told of a slot that comes or goes, and none is locked: a slot is made beside its place and
+named in one step, who has the same writes the same, and who has opened one reads on when it goes.
+
+Where several processes compute a model (*ranks*), each has a part of every block. The slots of rank
+0 lie here, those of rank N of the same machine below `ranks/N` under the same names, and on another
+machine at the same place of its disk. A head's file has rank 0's part of its end, the others have
+theirs as states under the end's name. What is removed or counted is so for all ranks of a machine.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+import stat
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store.disk import (
-    CHUNK_BYTES,
-    NewFile,
-    ReaderInPlace,
-    Reserve,
-    SequentialReader,
-    Yield,
-    keep_going,
-    make_directory,
-    new_file,
-    no_cap,
-    opened,
-    reported,
-    sync_directories,
-)
-from store.errors import SlotDamaged, SlotForeign, StoreError, StoreFailed
-from store.slot_file import (
-    TOKENS,
-    Checker,
-    Damage,
-    SlotContents,
-    TensorEntry,
-    front_bytes,
-    header_problem,
-    is_slot_id,
-    pack_front,
-    place,
-    tensor_problem,
-    unpack_front,
-)
-from store.temp_names import SUFFIX, slot_id_of, temp_name
-from store.types import SlotHeader, TensorData
+import msgspec
 
-SLOTS = "slots"
+from store.block_names import pack_ids
+from store.disk import make_directory, reported, sync_directories
+from store.errors import SlotDamaged, SlotForeign, SlotMissing
+from store.kv_file import Tensor, open_file, size_of, write
+from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, temp_name
 
-_FRONT_GUESS_BYTES = 16 << 10
+SLOT = "hearth-slot/3"
+STATE = "hearth-state/1"
+TOKENS = "tokens"
+STATE_SUFFIX = f".state{SUFFIX}"
+RANKS = "ranks"
 
 
-Into = Callable[[TensorEntry], memoryview]
-"""Where the bytes of a tensor are to be: as many as it has."""
+class BlockKey(NamedTuple):
+    """A block of a model: its model hash, and its name."""
+
+    model: bytes
+    name: bytes
 
 
-class StagedSlot(NamedTuple):
-    """A whole and synced slot file that has no name of its own yet. Sizes are in bytes."""
-
-    id: str
-    path: Path
-    num_bytes: int
-    took_s: float = 0.0
-
-
-class CheckedSlot(NamedTuple):
-    """A slot of which every byte was read, and what of it is not as it was written."""
-
-    header: SlotHeader
-    token_ids: array[int]
-    num_bytes: int
-    damage: Damage
-
-
-def slot_path(root: Path, slot_id: str) -> Path:
-    """Where the slot lives when published. Raises ValueError unless the id is 32 hex characters."""
-    if not is_slot_id(slot_id):
-        raise ValueError(f"not a slot id: {slot_id[:64]!r}")
-    return root / SLOTS / slot_id[:2] / f"{slot_id}{SUFFIX}"
-
-
-def stage(
-    root: Path,
-    header: SlotHeader,
-    token_ids: Sequence[int],
-    tensors: Sequence[TensorData],
-    yield_: Yield = keep_going,
-    reserve: Reserve = no_cap,
-) -> StagedSlot:
-    """Write a slot beside its later place and sync it; `publish` makes it visible.
-
-    `reserve` is asked before the file is made. `yield_` is called with the bytes written since its
-    last call, about every MiB. Whatever they raise leaves nothing behind.
-
-    Raises:
-        ValueError: header, token ids and tensors contradict each other.
-        StoreFull: no room; noticed before the first byte where the filesystem can reserve.
-        StoreFailed: the system refused, or the data may not have reached the disk.
+class SlotAbout(msgspec.Struct, frozen=True):
+    """What a slot says of itself. `layout` is JSON text that only the packer of KV reads, and
+    `recompute_ms` what computing the block took.
     """
-    start_s = time.perf_counter()
-    pieces, entries = _laid_out(header, token_ids, tensors)
-    path = slot_path(root, header.id).with_name(temp_name(header.id))
-    make_directory(path.parent)
-    num_front_bytes = len(pack_front(header, entries))
-    num_bytes = num_front_bytes + entries[-1].end
-    reserve(num_bytes)
-    with new_file(path, num_bytes) as file:
-        file.leave_room(num_front_bytes)
-        checker = Checker(header)
-        _write_payload(file, entries, pieces, checker, yield_)
-        file.write_at(pack_front(header, entries, checker.checksums()), 0)
-    return StagedSlot(header.id, path, num_bytes, time.perf_counter() - start_s)
+
+    model: bytes
+    name: bytes
+    layout: str = ""
+    recompute_ms: float = 0.0
 
 
-def file_bytes(header: SlotHeader, token_ids: Sequence[int], tensors: Sequence[TensorData]) -> int:
-    """How large the file is that `stage` makes of these. Raises ValueError."""
-    _, entries = _laid_out(header, token_ids, tensors)
-    return len(pack_front(header, entries)) + entries[-1].end
+class Slot(NamedTuple):
+    """A block as it was read."""
+
+    about: SlotAbout
+    tensors: list[Tensor]
 
 
-def _laid_out(
-    header: SlotHeader, token_ids: Sequence[int], tensors: Sequence[TensorData]
-) -> tuple[list[TensorData], list[TensorEntry]]:
-    """What the file holds, and where."""
-    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-    pieces = [TensorData(TOKENS, "U32", (len(tokens),), memoryview(tokens)), *tensors]
-    return pieces, _checked_entries(header, pieces)
+def slot_bytes(about: SlotAbout, token_ids: Sequence[int] | None, tensors: Sequence[Tensor]) -> int:
+    """How large the file of a slot is; without tokens, that of states at a block's end."""
+    if token_ids is None:
+        return size_of(STATE, msgspec.json.encode(about), tensors)
+    return size_of(SLOT, msgspec.json.encode(about), [_ids(token_ids), *tensors])
 
 
-def _checked_entries(header: SlotHeader, pieces: Sequence[TensorData]) -> list[TensorEntry]:
-    for name, dtype, shape, data in pieces:
-        if problem := tensor_problem(name, dtype, shape):
-            raise ValueError(problem)
-        if not data.c_contiguous:
-            raise ValueError(f"tensor {name} is not contiguous")
-    entries = place((name, dtype, shape) for name, dtype, shape, _ in pieces)
-    if len({entry.name for entry in entries}) != len(entries):
-        raise ValueError("two tensors have one name")
-    for entry, piece in zip(entries, pieces, strict=True):
-        if entry.num_bytes != piece.data.nbytes:
-            raise ValueError(f"{piece.data.nbytes} bytes for tensor {entry.name} {entry.shape}")
-    if problem := header_problem(header, entries):
-        raise ValueError(problem)
-    return entries
+def _ids(token_ids: Sequence[int]) -> Tensor:
+    return Tensor(TOKENS, "U32", (len(token_ids),), pack_ids(token_ids))
 
 
-def _write_payload(
-    file: NewFile,
-    entries: Sequence[TensorEntry],
-    pieces: Sequence[TensorData],
-    checker: Checker,
-    yield_: Yield,
-) -> None:
-    """Write and hash chunk by chunk."""
-    unreported = 0
-    for entry, piece in zip(entries, pieces, strict=True):
-        hash_ = checker.tensor(entry)
-        data = piece.data.cast("B") if entry.num_bytes else memoryview(b"")
-        for start in range(0, entry.num_bytes, CHUNK_BYTES):
-            chunk = data[start : start + CHUNK_BYTES]
-            hash_(chunk)
-            file.write(chunk)
-            unreported += len(chunk)
-            if unreported >= CHUNK_BYTES:
-                yield_(unreported)
-                unreported = 0
-    if unreported:
-        yield_(unreported)
+def nothing() -> None:
+    """Called before each change of the disk; a test's raises, as a kill would come there."""
 
 
-def publish(staged: StagedSlot) -> Path:
-    """Give a staged slot its name, durably. Returns its path. Raises as `publish_all`."""
-    return publish_all([staged])[0]
+class Slots:
+    """Slots below `root`, in a folder for each model, and those of the other ranks."""
 
+    def __init__(self, root: Path, before_change: Callable[[], None] = nothing) -> None:
+        self._root = root
+        self._before_change = before_change
 
-def publish_or_remove(staged: StagedSlot) -> None:
-    """The same, and nothing is left of what fails: the next attempt wants its name again."""
-    try:
-        publish_all([staged])
-    except StoreError:
-        with suppress(StoreError):
-            remove(staged.path)
-        raise
+    def of_rank(self, number: int) -> Slots:
+        """Those of another rank."""
+        return Slots(self._root / RANKS / str(number), self._before_change)
 
+    def _others(self) -> list[str]:
+        """Where other ranks of this machine have theirs."""
+        with suppress(FileNotFoundError), os.scandir(self._root / RANKS) as folders:
+            return [one.path for one in folders]
+        return []
 
-def publish_all(group: Iterable[StagedSlot]) -> list[Path]:
-    """Give staged slots their names, then sync each directory once. Returns their paths in order.
+    def path(self, key: BlockKey) -> Path:
+        return Path(_path(self._root, key, SUFFIX))
 
-    Raises:
-        SlotMissing: a staged file is gone.
-        SlotDamaged: a staged file is not as long as it was.
-        StoreFailed: a name is taken already, or the system refused. Those renamed before are left
-            for the orphan sweep; none of the group may be acknowledged.
-    """
-    paths = [_rename(staged) for staged in group]
-    sync_directories(path.parent for path in paths)
-    return paths
+    def state_path(self, key: BlockKey) -> Path:
+        return Path(_path(self._root, key, STATE_SUFFIX))
 
+    def has(self, key: BlockKey) -> bool:
+        return self.size(key) > 0
 
-def _rename(staged: StagedSlot) -> Path:
-    if slot_id_of(staged.path.name) != staged.id:
-        raise SlotDamaged(f"{staged.path.name} does not hold slot {staged.id}")
-    path = staged.path.with_name(f"{staged.id}{SUFFIX}")
-    with opened(staged.path) as fd:
-        if os.fstat(fd).st_size != staged.num_bytes:
-            raise SlotDamaged(f"{staged.path.name} is not {staged.num_bytes} bytes long")
-    # Only the store's owner publishes, so nobody can take the name after this look.
-    if os.path.lexists(path):
-        raise StoreFailed(f"{path.name} exists already")
-    with reported(path):
-        staged.path.rename(path)
-    return path
+    def size(self, key: BlockKey) -> int:
+        """The bytes of a slot as its file says; 0 where there is none."""
+        return _size(self.path(key))
 
+    def has_state(self, key: BlockKey) -> bool:
+        return _size(self.state_path(key)) > 0
 
-def read_header(path: Path) -> SlotHeader:
-    """The header of a slot file, checked; the payload is not read.
+    def put(
+        self, about: SlotAbout, token_ids: Sequence[int], tensors: Sequence[Tensor]
+    ) -> int | None:
+        """Have a slot of this block; its bytes, or None where it was there.
 
-    Raises:
-        SlotMissing, SlotDamaged, StoreFailed: as `verify`.
-    """
-    with opened(path) as fd:
-        return _named(path, read_contents(fd)).header
+        Its name is durable once `sync` returns.
 
+        Raises:
+            StoreFull, StoreFailed: the system has no room, or refuses.
+        """
+        path = self.path(BlockKey(about.model, about.name))
+        return self._put(path, SLOT, about, [_ids(token_ids), *tensors])
 
-def read_token_ids(path: Path) -> array[int]:
-    """The token ids of a slot file, checked; no other tensor is read. Raises as `verify`."""
-    return read_front(path)[1]
+    def put_state(self, about: SlotAbout, tensors: Sequence[Tensor]) -> int | None:
+        """Have the states at the end of a block, as `put`."""
+        path = self.state_path(BlockKey(about.model, about.name))
+        return self._put(path, STATE, about, tensors)
 
-
-def read_front(path: Path, *, is_strict: bool = True) -> tuple[SlotContents, array[int]]:
-    """Header, tensor table and token ids of a slot file, checked, for whoever checks the rest.
-
-    The token ids are checked only where `is_strict`.
-
-    Raises:
-        SlotMissing, SlotDamaged, StoreFailed: as `verify`.
-    """
-    with opened(path) as fd:
-        contents = _named(path, read_contents(fd))
-        checker = Checker(contents.header)
-        token_ids = _read_token_ids(fd, contents, checker)
-        if is_strict and checker.checksums().tokens != contents.checksums.tokens:
-            raise SlotDamaged("the checksum of the token ids differs")
-        return contents, token_ids
-
-
-def check(path: Path, yield_: Yield = keep_going, into: Into | None = None) -> CheckedSlot:
-    """Read the whole file once, in order, and compare every checksum.
-
-    Afterwards the file is in the page cache; `mx.load(path)` gives the bytes that were checked.
-    `yield_` is called with the bytes read after each tensor. With `into` each tensor is read to
-    where that says, and what is compared is what is there.
-
-    Raises:
-        SlotMissing: there is no file.
-        SlotDamaged: its header is not as written, it holds another slot than its name says, or it
-            is not a regular file.
-        StoreFailed: reading failed.
-    """
-    with opened(path) as fd:
-        contents = _named(path, read_contents(fd))
-        checker = Checker(contents.header)
-        token_ids = _read_token_ids(fd, contents, checker)
-        start = contents.payload_start + contents.tensors[0].end
-        placed = ReaderInPlace(fd, start) if into is not None else None
-        reader = placed or SequentialReader(fd, start, contents.file_bytes)
-        for entry in contents.tensors[1:]:
-            if placed is not None and into is not None:
-                placed.target = into(entry)
-            for num_bytes, hash_ in checker.pieces(entry):
-                for piece in reader.take(num_bytes):
-                    hash_(piece)
-            yield_(entry.num_bytes)
-    damage = contents.damage(checker.checksums())
-    return CheckedSlot(contents.header, token_ids, contents.file_bytes, damage)
-
-
-def verify(path: Path, yield_: Yield = keep_going) -> CheckedSlot:
-    """The same of a file of which nothing may be damaged. Raises SlotDamaged also where it is."""
-    slot = check(path, yield_)
-    if slot.damage:
-        raise SlotDamaged(str(slot.damage))
-    return slot
-
-
-def is_bad(path: Path) -> bool:
-    """It cannot be read, or not as it was written; one that another release wrote is not bad."""
-    try:
-        verify(path)
-    except SlotForeign:
-        return False
-    except StoreError:
-        return True
-    return False
-
-
-def read_contents(fd: int) -> SlotContents:
-    """Header and tensor table of the slot file open at `fd`, checked. Raises as `verify`."""
-    try:
-        file_bytes = os.fstat(fd).st_size
-        front = os.pread(fd, _FRONT_GUESS_BYTES, 0)
-        wanted = front_bytes(front, file_bytes)
-        if wanted > len(front):
-            front = os.pread(fd, wanted, 0)
-    except OSError as error:
-        raise StoreFailed(f"reading failed: {error.strerror}") from error
-    if wanted > len(front):
-        raise SlotDamaged("the file ends inside its header")
-    return unpack_front(front[:wanted], file_bytes)
-
-
-def _named(path: Path, contents: SlotContents) -> SlotContents:
-    """A file under another slot's name is as wrong as a flipped bit."""
-    said = slot_id_of(path.name) or path.name.removesuffix(SUFFIX)
-    if said != contents.header.id:
-        raise SlotDamaged(f"{path.name} holds slot {contents.header.id}")
-    return contents
-
-
-def _read_token_ids(fd: int, contents: SlotContents, checker: Checker) -> array[int]:
-    """Those of the slot open at `fd`, as they are, which `checker` is told."""
-    entry, start = contents.tensors[0], contents.payload_start
-    token_ids = array("I")
-    data = bytearray()
-    for piece in SequentialReader(fd, start, start + entry.end).take(entry.num_bytes):
-        data += piece
-    checker.tensor(entry)(bytes(data))
-    token_ids.frombytes(data)
-    return token_ids
-
-
-def remove(path: Path) -> bool:
-    """Unlink a slot file; False where it was gone already. Raises StoreFailed."""
-    try:
+    def _put(
+        self, path: Path, kind: str, about: SlotAbout, tensors: Sequence[Tensor]
+    ) -> int | None:
+        if _size(path):  # one that is empty counts as missing
+            return None
+        staged = self.staging_path(path)
+        self._before_change()
+        num_bytes = write(staged, kind, msgspec.json.encode(about), tensors)
+        self._before_change()
         with reported(path):
-            path.unlink()
-    except StoreFailed as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+            staged.replace(path)
+        return num_bytes
+
+    def staging_path(self, path: Path) -> Path:
+        """Where a file is made before it is named `path`."""
+        if not path.parent.is_dir():
+            make_directory(path.parent)
+        return path.with_name(temp_name(path.name.removesuffix(SUFFIX)))
+
+    def take(self, key: BlockKey, staged: Path, *, is_state: bool) -> bool:
+        """Have the slot of a block, or its states, from a staged file, durably; False where that is
+        not as it was written. Raises StoreFailed.
+        """
+        slot = self._read(key, staged, STATE if is_state else SLOT)
+        if slot is None:
+            self._unlink(staged)
             return False
-        raise
-    return True
+        self._before_change()
+        path = self.state_path(key) if is_state else self.path(key)
+        with reported(path):
+            staged.replace(path)
+        self.sync([key.model])
+        return True
+
+    def sync(self, models: Sequence[bytes]) -> None:
+        """Make the names of slots durable that were put before. Raises StoreFailed."""
+        folders = [self._root / one.hex() for one in models]
+        for folder in folders:
+            make_directory(folder)  # one that was removed meanwhile lacks what it had, and no more
+        sync_directories(folders)
+
+    def read(self, key: BlockKey, token_ids: Sequence[int]) -> Slot | None:
+        """A block whose tokens are these, or None. What is not as it was written is removed.
+
+        Raises:
+            StoreFailed: the system refuses.
+        """
+        slot = self._read(key, self.path(key), SLOT)
+        if slot is None or not slot.tensors:
+            return None
+        ids, *tensors = slot.tensors
+        is_meant = ids.name == TOKENS and ids.data == pack_ids(token_ids)
+        return Slot(slot.about, tensors) if is_meant else None
+
+    def read_state(self, key: BlockKey) -> Slot | None:
+        """The states at the end of a block, as `read`."""
+        return self._read(key, self.state_path(key), STATE)
+
+    def _read(self, key: BlockKey, path: Path, kind: str) -> Slot | None:
+        try:
+            with open_file(path, kind) as file:
+                about = msgspec.json.decode(file.front.about, type=SlotAbout)
+                tensors = file.read()
+        except (SlotMissing, SlotForeign):
+            return None
+        except (SlotDamaged, msgspec.MsgspecError, ValueError):
+            self._unlink(path)
+            return None
+        return Slot(about, tensors) if BlockKey(about.model, about.name) == key else None
+
+    def remove(self, key: BlockKey) -> None:
+        """Have no slot of this block, nor its states, of any rank."""
+        self.remove_state(key)
+        for root in (self._root, *self._others()):
+            self._unlink(_path(root, key, SUFFIX))
+
+    def remove_state(self, key: BlockKey) -> None:
+        """Have no states at the end of this block."""
+        self._unlink(self.state_path(key))
+        self.remove_end(key)
+
+    def remove_end(self, key: BlockKey) -> None:
+        """Have nothing that other ranks have of an end of this name."""
+        for root in self._others():
+            self._unlink(_path(root, key, STATE_SUFFIX))
+
+    def is_shared(self, key: BlockKey) -> bool:
+        """Other ranks of this machine have a part of this block."""
+        return any(
+            os.path.lexists(_path(root, key, suffix))
+            for root in self._others()
+            for suffix in (SUFFIX, STATE_SUFFIX)
+        )
+
+    def _unlink(self, path: str | Path) -> None:
+        if os.path.lexists(path):
+            self._before_change()
+            with suppress(FileNotFoundError), reported(Path(path)):
+                if Path(path).is_dir() and not Path(path).is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    Path(path).unlink()
+
+    def found(self) -> dict[BlockKey, tuple[int, int]]:
+        """All that are there, without opening them, and what their slots and states take of the
+        disk, with those of the other ranks; unfinished files of dead processes go.
+        """
+        found: dict[BlockKey, tuple[int, int]] = {}
+        for root in (self._root, *self._others()):
+            with suppress(FileNotFoundError), os.scandir(root) as folders:
+                for folder in folders:
+                    _find_in(folder, found)
+        return found
+
+    def has_folder(self, model: bytes) -> bool:
+        """Something was put of a model."""
+        return (self._root / model.hex()).is_dir()
+
+    def names_of(self, model: bytes) -> set[bytes]:
+        """The names of all that is there of a model, without those of other ranks."""
+        with suppress(FileNotFoundError), os.scandir(self._root / model.hex()) as files:
+            return {name for one in files if (name := _bytes_of(one.name.partition(".")[0]))}
+        return set()
+
+    def disk_bytes(self, key: BlockKey) -> tuple[int, int]:
+        """What its slots and its states take of the disk, of all ranks; 0 without any."""
+        slot = state = 0
+        for root in (self._root, *self._others()):
+            slot += _disk_bytes(_path(root, key, SUFFIX))
+            state += _disk_bytes(_path(root, key, STATE_SUFFIX))
+        return slot, state
+
+    def end_bytes(self, key: BlockKey) -> int:
+        """What other ranks have of an end of this name takes so much of the disk."""
+        return sum(_disk_bytes(_path(root, key, STATE_SUFFIX)) for root in self._others())
+
+    def written_s(self, key: BlockKey) -> float:
+        """When the last of its files was written, by the wall clock; 0 without one."""
+        written_s = 0.0
+        for root in (self._root, *self._others()):
+            for suffix in (SUFFIX, STATE_SUFFIX):
+                with suppress(FileNotFoundError):
+                    written_s = max(written_s, os.lstat(_path(root, key, suffix)).st_mtime)
+        return written_s
+
+
+def _find_in(folder: os.DirEntry[str], found: dict[BlockKey, tuple[int, int]]) -> None:
+    model = _bytes_of(folder.name)
+    if model is None or not folder.is_dir(follow_symlinks=False):
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = _bytes_of(entry.name.partition(".")[0])
+            if name is not None:
+                key = BlockKey(model, name)
+                before = found.get(key, (0, 0))
+                is_state = entry.name.endswith(STATE_SUFFIX)
+                num_bytes = _disk_bytes(entry.path)
+                slot, state = (0, num_bytes) if is_state else (num_bytes, 0)
+                found[key] = before[0] + slot, before[1] + state
+            elif entry.name.startswith(TEMPORARY) and is_abandoned(entry.name):
+                Path(entry).unlink(missing_ok=True)
+
+
+def _path(root: str | Path, key: BlockKey, suffix: str) -> str:
+    return f"{root}/{key.model.hex()}/{key.name.hex()}{suffix}"
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        found = path.lstat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return 0
+
+
+def _disk_bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _bytes_of(text: str) -> bytes | None:
+    try:
+        return bytes.fromhex(text) or None
+    except ValueError:
+        return None

@@ -15,13 +15,17 @@ from pathlib import Path
 
 SUFFIX = ".safetensors"
 PART = ".part"
-"""Ends the names of unfinished turns and prefixes: nobody takes them for whole ones."""
+"""Ends the names of unfinished turns: nobody takes them for whole ones."""
 
 TEMPORARY = ".tmp-"
 _NAME = re.compile(
     r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<of>.+)", flags=re.DOTALL
 )
-_SLOT = re.compile(r"(?P<id>[0-9a-f]{32})\.safetensors(\.zst)?")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def is_slot_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
 
 
 def temp_name(of: str, suffix: str = SUFFIX) -> str:
@@ -30,19 +34,20 @@ def temp_name(of: str, suffix: str = SUFFIX) -> str:
     return f"{TEMPORARY}{boot_id()}-{pid}.{_start_of(pid) or 0}-{of}{suffix}"
 
 
-def slot_id_of(name: str) -> str | None:
-    """The slot that is written under this name; None for any other name."""
-    match = _NAME.fullmatch(name)
-    slot = _SLOT.fullmatch(match["of"]) if match else None
-    return slot["id"] if slot else None
-
-
 def is_abandoned(name: str) -> bool:
     """Whether this is the name of an unfinished file whose writer is dead."""
     match = _NAME.fullmatch(name)
     if match is None:
         return False
     return match["boot"] != boot_id() or _start_of(int(match["pid"])) != int(match["start"])
+
+
+def is_from_before(name: str) -> bool:
+    """The same, and its writer began before this process: it was none of this server's."""
+    match = _NAME.fullmatch(name)
+    if match is None or not is_abandoned(name):
+        return False
+    return match["boot"] != boot_id() or int(match["start"]) < (_start_of(os.getpid()) or 0)
 
 
 def tells_no_writer(name: str) -> bool:

@@ -13,6 +13,7 @@ its own folder, so the file system counts who needs it, also where a process is 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from array import array
@@ -135,9 +136,6 @@ class Folders(NamedTuple):
         conversation, _, name = str(folder).partition(".")
         is_its = self.conversation in (None, conversation)
         return is_its and (self.name is None or name in ("", self.name))
-
-
-EVERYBODYS = Folders()
 
 
 def unnamed_folder(secret: bytes, beginning: bytes, tenant: bytes = b"") -> str:
@@ -311,10 +309,16 @@ def drop_turns(root: Path, model: bytes | None = None) -> None:
 
 
 def _remove(folders: Iterator[Path] | list[Path]) -> None:
+    """A worker may put a file there meanwhile, before it hears of the deletion."""
     for folder in folders:
-        with reported(folder):
-            if folder.is_dir():
-                shutil.rmtree(folder, onerror=_unless_gone)
+        for is_last in (False, False, True):
+            with reported(folder):
+                try:
+                    if folder.is_dir():
+                        shutil.rmtree(folder, onerror=_unless_gone)
+                except OSError as error:
+                    if is_last or error.errno != errno.ENOTEMPTY:
+                        raise
 
 
 def _unless_gone(_: object, path: str, failure: tuple[object, BaseException, object]) -> None:

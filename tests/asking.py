@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from api.http.draft import Draft
-from runtime.cache.service import KvStore, Opener
-from runtime.cache.store_opening import open_store
+from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.models.catalog import Catalog
 from runtime.supervisor.generation import Generation
@@ -110,16 +109,7 @@ async def supervising_with_store(
     home: Path, **settings: Any
 ) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
     """The same, with the store that belongs to it."""
-    async with supervising_opened_by(open_store, home, **settings) as served:
-        yield served
-
-
-@asynccontextmanager
-async def supervising_opened_by(
-    opener: Opener, home: Path, **settings: Any
-) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
-    """The same, where `opener` opens the store."""
-    async with supervising_by(lambda chosen: KvStore(chosen, opener), home, **settings) as served:
+    async with supervising_by(KvStore, home, **settings) as served:
         yield served
 
 

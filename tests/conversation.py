@@ -67,5 +67,10 @@ class Conversation:
 def wait_until_saved(server: RunningServer, num_tokens: int, timeout_s: float = 20.0) -> None:
     """Wait until the store has acknowledged at least so many tokens: they survive anything."""
     deadline_s = time.monotonic() + timeout_s
-    while server.figure("hearth_kv_tokens") < num_tokens:
+
+    def num_durable() -> int:
+        views = server.get("/admin/cache").json()["conversations"]
+        return sum(one["num_durable"] for one in views)
+
+    while num_durable() < num_tokens:
         assert time.monotonic() < deadline_s, f"not saved within {timeout_s:g} s"

@@ -249,7 +249,7 @@ block_size = {self.plan.block_size}
     def _collect(self) -> None:
         answer = self._tried.request("POST", "/admin/cache/gc")
         assert answer.status_code == 200, answer.text
-        self.compared.counts["merged"] += answer.json()["num_merged"]
+        self.compared.counts["dropped"] += answer.json()["num_dropped"]
 
     def _trouble(self, kind: str) -> None:
         self.cursor.append(kind)

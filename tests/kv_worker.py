@@ -16,43 +16,37 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from migrations.run import upgrade_kv
-from runtime.kv.by_blocks.reader import OnDisk, PieceRead, Reader
-from runtime.kv.by_blocks.state import KvState
-from runtime.kv.by_blocks.tiers import Disk, Tiers, folders
-from runtime.kv.by_blocks.writer import AllowedBytes, Staged, Writer, Written
+from migrations.run import upgrade
+from runtime.kv import parts
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.deletions import Deletions
+from runtime.kv.reader import FilesRead, OnDisk, Reader
+from runtime.kv.state import KvState
+from runtime.kv.tiers import Disk, Tiers, folders
+from runtime.kv.writer import AllowedBytes, Writer, Written
 from runtime.kv_messages import (
     Allow,
     Allowance,
     Damaged,
     Drop,
-    Dropped,
     Ended,
-    InMemory,
     Kept,
     KvReport,
     Opened,
     Trouble,
-    Want,
 )
 from store.block_names import HashChain
-from store.blocks.heads import Heads, TurnedAway, Whom
-from store.blocks.index import Index
-from store.blocks.slots import Slots
 from store.errors import SlotMissing
-from store.file_kinds import KV
+from store.heads import Heads, TurnedAway, Whom
+from store.index import Index
 from store.keyed_names import Asker, conversation_key
 from store.opening import open_database
+from store.slots import Slots
 from tests.waiting import PATIENCE_S
 
 BLOCK = 4
 SECRET, MODEL = b"secret", b"m" * 16
 CHAIN = HashChain(SECRET, MODEL, block_size=BLOCK)
-
-PLAIN: Callable[[], list[Any]] = lambda: [KVCache(), KVCache()]  # noqa: E731
-STATEFUL: Callable[[], list[Any]] = lambda: [ArraysCache(1), KVCache()]  # noqa: E731
 
 
 class Caches:
@@ -66,6 +60,10 @@ class Caches:
 
     def new_kv(self, num_tokens: int = 0) -> list[Any]:
         return self._make()
+
+
+PLAIN = Caches(lambda: [KVCache(), KVCache()])
+STATEFUL = Caches(lambda: [ArraysCache(1), KVCache()])
 
 
 def numbers(token_ids: Sequence[int]) -> list[int]:
@@ -129,25 +127,25 @@ class KvWorker:
 
     def __init__(
         self,
-        make: Callable[[], list[Any]] = PLAIN,
+        model: parts.Caches = PLAIN,
         root: Path | None = None,
         *,
         hot_bytes: int = 1 << 20,
         slice_tokens: int = 3,
+        chain: HashChain = CHAIN,
     ) -> None:
         self.root = root
+        self.chain = chain
         self.slice_tokens = slice_tokens
         self.number = 0
-        self.inbox: queue.SimpleQueue[OnDisk | PieceRead | Written | Staged | KvReport] = (
-            queue.SimpleQueue()
-        )
+        self.inbox: queue.SimpleQueue[OnDisk | FilesRead | Written | KvReport] = queue.SimpleQueue()
         self.memory_heads: dict[str, MemoryHead] = {}
         self.deleted: list[tuple[int, str]] = []
         """With their numbers."""
         self.num_open = 0
         self.damaged: list[bytes] = []
         self.num_ended = 0
-        self.state = KvState.of(Caches(make), CHAIN, hot_bytes)
+        self.state = KvState.of(model, chain, hot_bytes)
         self.writer: Writer | None = None
         self.heads: Heads | None = None
         disk = self._disk(root) if root is not None else None
@@ -159,13 +157,13 @@ class KvWorker:
         slots_at, heads_at = folders(root)
         self.slots = Slots(slots_at)
         root.mkdir(parents=True, exist_ok=True)
-        self.database = database = open_database(root / "index.db", upgrade_kv, kind=KV)
+        self.database = database = open_database(root / "index.db", upgrade)
         now_s, index = database.clock.now_s, Index(database)
-        self.heads = Heads(heads_at, self.slots, lambda _: CHAIN, now_s, index)
+        self.heads = Heads(heads_at, self.slots, lambda _: self.chain, now_s, index)
         self.allowed = AllowedBytes(self._allow)
-        self.reader = Reader(self.slots, heads_at, self.inbox.put, BLOCK)
+        self.reader = Reader(self.slots, heads_at, self.inbox.put, self.chain.block_size)
         writer = self.writer = Writer(
-            self.slots, heads_at, 1 << 20, self.inbox.put, self.inbox.put, self.allowed
+            self.slots, heads_at, 1 << 30, self.inbox.put, self.inbox.put, self.allowed
         )
         self.writing = threading.Thread(target=writer.run, name="writer", daemon=True)
         self.writing.start()
@@ -178,9 +176,9 @@ class KvWorker:
 
     # The server's part
 
-    def handle(self, news: OnDisk | PieceRead | Written | Staged | KvReport) -> None:
+    def handle(self, news: OnDisk | FilesRead | Written | KvReport) -> None:
         match news:
-            case OnDisk() | PieceRead() | Written() | Staged():
+            case OnDisk() | FilesRead() | Written():
                 self.tiers.hear(news)
             case Ended(path=None):
                 self._told(news)
@@ -190,12 +188,12 @@ class KvWorker:
                 self.damaged += names
             case Trouble(reason=reason):
                 raise AssertionError(reason)
-            case Dropped() | InMemory() | Want() | Allow():
+            case _:
                 pass
 
     def _told(self, ended: Ended) -> None:
         token_ids = array("I", ended.token_ids)
-        names = names_of(token_ids, ended.ends, CHAIN.root_of(ended.tenant))
+        names = names_of(token_ids, ended.ends, self.chain.root_of(ended.tenant), self.chain)
         head = MemoryHead(ended.asker.session_id, names)
         deleted = [session for number, session in self.deleted if number > ended.received]
         if head.session in deleted:
@@ -210,6 +208,7 @@ class KvWorker:
         try:
             published = self.heads.publish(Path(ended.path), ended.received, ended.ends)
         except SlotMissing:
+            self.tiers.hear(Kept(head_id=ended.head_id, is_kept=False))
             return
         if isinstance(published, TurnedAway):
             self.tiers.hear(Kept(head_id=ended.head_id, is_kept=False))
@@ -250,6 +249,8 @@ class KvWorker:
     def close(self) -> None:
         """Stop as a server stops: everything is written."""
         if self.writer is not None:
+            while self.tiers.awaits_answers:
+                self.handle(self.inbox.get(timeout=PATIENCE_S))
             self.writer.close()
             self.writing.join(PATIENCE_S)
             assert not self.writing.is_alive()
@@ -335,8 +336,10 @@ class Request:
         self.tiers.set_idle(is_idle=not self.worker.num_open)
 
 
-def names_of(token_ids: Sequence[int], ends: Sequence[int], root: bytes = b"") -> frozenset[bytes]:
+def names_of(
+    token_ids: Sequence[int], ends: Sequence[int], root: bytes = b"", chain: HashChain = CHAIN
+) -> frozenset[bytes]:
     """Those of its blocks, and of the ends at these positions."""
     cursor = CacheCursor(token_ids=token_ids, root=root)
-    cursor.block_hashes = CHAIN.block_hashes(token_ids, root=root)
-    return frozenset({*cursor.block_hashes, *(cursor.name_at(CHAIN, end) for end in ends)})
+    cursor.block_hashes = chain.block_hashes(token_ids, root=root)
+    return frozenset({*cursor.block_hashes, *(cursor.name_at(chain, end) for end in ends)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
@@ -10,12 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+import msgspec
 
 from runtime.kv import layers, pack
 from runtime.kv.layers import KvLayout
 from runtime.kv.pack import RunKv
-from store import slots
-from store.types import SlotHeader
+from store.kv_file import open_file
+from store.slots import SLOT, TOKENS, BlockKey, SlotAbout, Slots
 
 HEADS, DIM, WINDOW = 2, 64, 16
 
@@ -86,31 +86,30 @@ def runs_of(
 
 
 def through_a_file(root: Path, number: int, run: RunKv, layout: KvLayout, num_tokens: int) -> RunKv:
-    """Packed, written, published, verified, loaded, unpacked."""
-    header = SlotHeader(
-        id=f"{number:032x}",
-        model=b"m" * 32,
-        start_hash=b"",
-        start=0,
-        end=num_tokens,
-        block_size=256,
-        block_hashes=(),
-        end_hash=b"e" * 16,
-        layout=pack.pack_layout(layout, run),
-        has_state=run.state is not None,
-        recompute_ms=0.0,
-        created_s=0.0,
-    )
-    path = slots.publish(slots.stage(root, header, array("I", range(num_tokens)), pack.pack(run)))
-    verified = slots.verify(path)
-    loaded = mx.load(str(path))
-    assert isinstance(loaded, dict)
-    again = pack.unpack(verified.header.layout, loaded, layout, num_tokens)
+    """Packed, written, verified, loaded, unpacked."""
+    key = BlockKey(b"m" * 32, number.to_bytes(16, "little"))
+    about, slots = SlotAbout(*key, pack.pack_layout(layout, run)), Slots(root)
+    token_ids, tensors = range(num_tokens), pack.pack(run)
+    slots.put(about, token_ids, tensors)
+    verified = slots.read(key, token_ids)
+    assert verified is not None
+    assert [one.name for one in verified.tensors] == [one.name for one in tensors]
+    again = loaded(slots.path(key), layout, num_tokens)
     assert raw(again.arrays) == raw(run.arrays)
     assert (again.state is None) == (run.state is None)
     if again.state is not None and run.state is not None:
         assert again.state.skeleton == run.state.skeleton
     return again
+
+
+def loaded(path: Path, layout: KvLayout, num_tokens: int) -> RunKv:
+    """What a file has for these layers."""
+    with open_file(path, SLOT) as file:
+        about = msgspec.json.decode(file.front.about, type=SlotAbout)
+    tensors = mx.load(str(path))
+    assert isinstance(tensors, dict)
+    tensors.pop(TOKENS)
+    return pack.unpack(about.layout, tensors, layout, num_tokens)
 
 
 def assemble(make: Make, runs: Sequence[RunKv], num_room: int = 3) -> list[Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from runtime.cache.opened import BlockStore
 from runtime.cache.service import KvStore
 from runtime.supervisor.supervisor import Supervisor
-from store.slots import opened, read_contents
-from store.types import SlotRow
+from store.head_file import KnownHead, read_end
+from store.slots import BlockKey
 from tests.asking import Answer, ask, worker_of
 from tests.waiting import until
 
@@ -31,21 +33,38 @@ class Talk(NamedTuple):
         prompt = LONG + self.first.text + " and then"
         return await ask(self.supervisor, prompt, model=self.model)
 
-    def slots(self) -> list[SlotRow]:
+    @property
+    def store(self) -> BlockStore:
         store = self.kv.store
         assert store is not None
-        return store.index.all_slots()
+        return store
 
-    async def published(self) -> list[SlotRow]:
-        """The slots of the first turn, once all of it is on disk."""
+    async def published(self, *, with_end: bool = True) -> KnownHead:
+        """The head of the first turn, once all of it is on disk, to its last token, or but for what
+        is behind its last whole block.
+        """
         usage = self.first.finished.usage
+        num_tokens = usage.num_prompt_tokens + usage.num_output_tokens
+        found: list[KnownHead] = []
 
         def is_there() -> bool:
-            ends = [row.header.end for row in self.slots()]
-            return max(ends, default=0) >= usage.num_prompt_tokens + usage.num_output_tokens - 1
+            heads = self.store.heads
+            with heads.lock:
+                every = heads.known.values()
+                known = [
+                    one for one in every if one.head.num_tokens in (num_tokens - 1, num_tokens)
+                ]
+                found[:] = [
+                    one for one in known if one.path and (read_end(one.path) or not with_end)
+                ]
+            return bool(found)
 
         await until(is_there, "all of the first turn on disk")
-        return self.slots()
+        return found[0]
+
+    def chain(self, known: KnownHead) -> Sequence[BlockKey]:
+        """The blocks that a head goes through, the first one first."""
+        return [*self.store.heads.kept.chain(known.last)][::-1]
 
     async def kill(self) -> None:
         """End rank 0 as kill -9 does, and with it the other."""
@@ -55,11 +74,8 @@ class Talk(NamedTuple):
         await asyncio.to_thread(psutil.wait_procs, ranks, 30)
 
 
-def spoil(path: Path, suffix: str) -> None:
-    """Flip one bit of what one rank wrote."""
-    with opened(path) as fd:
-        contents = read_contents(fd)
-    entry = next(one for one in contents.tensors if one.name.endswith(suffix))
+def spoil(path: Path) -> None:
+    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
-    data[contents.payload_start + entry.start] ^= 1
+    data[-1] ^= 1
     path.write_bytes(data)

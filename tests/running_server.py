@@ -33,8 +33,6 @@ STORE_S = 3.0
 ANSWER_S = 150.0
 """A model that is loaded may wait a minute for a slow store before it answers, and be swapped."""
 Process = subprocess.Popen[bytes] | ForkedProcess
-BY_BLOCKS = "TESTS_BY_BLOCKS"
-"""With this variable all servers have the store by blocks."""
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -236,8 +234,6 @@ def free_port() -> int:
 def environment(changes: Mapping[str, str]) -> dict[str, str]:
     """The test's environment without any of our own variables, but with these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
-    if os.environ.get(BY_BLOCKS):
-        kept["HEARTH_KV_BLOCKS"] = "true"
     # Tests count workers; the spare has tests of its own.
     defaults = {"HF_HUB_OFFLINE": "1", "HEARTH_SPARE_WORKER": "false"}
     return kept | defaults | dict(changes)

@@ -10,18 +10,21 @@ import hashlib
 from array import array
 from pathlib import Path
 
-import msgspec
+from store.kv_file import Tensor
+from store.slots import BlockKey, SlotAbout, Slots
 
-from store import slots
-from store.errors import StoreError
-from store.types import SlotHeader, TensorData
-
+MODEL = b"m" * 16
 ROW_BYTES = 32
 KEY = b"the bytes of no other test"
 
 
 def slot_id(number: int) -> str:
+    """The name of its block, in hex."""
     return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16).hexdigest()
+
+
+def key_of(number: int) -> BlockKey:
+    return BlockKey(MODEL, bytes.fromhex(slot_id(number)))
 
 
 def token_ids(number: int, num_tokens: int) -> list[int]:
@@ -37,64 +40,44 @@ def row(layer: int, position: int, token_id: int) -> bytes:
 
 def sample(
     number: int, *, num_tokens: int = 6, num_layers: int = 2
-) -> tuple[SlotHeader, list[int], list[TensorData]]:
-    """Header, token ids and tensors of slot `number`: BF16 layers, a state and an empty tensor."""
+) -> tuple[SlotAbout, list[int], list[Tensor]]:
+    """What slot `number` says of itself, its tokens and its tensors: layers in BF16, one of another
+    shape, and an empty one.
+    """
     ids = token_ids(number, num_tokens)
-    header = SlotHeader(
-        id=slot_id(number),
-        model=b"m" * 32,
-        start_hash=b"",
-        start=0,
-        end=num_tokens,
-        block_size=4,
-        block_hashes=tuple(bytes([number % 256, n % 256] * 8) for n in range(num_tokens // 4)),
-        end_hash=bytes([number % 256] * 16),
-        layout='{"layers":["sliced","state"]}',
-        has_state=True,
-        recompute_ms=12.5,
-        created_s=1_700_000_000.25,
-    )
+    about = SlotAbout(*key_of(number), layout='{"layers":["sliced","state"]}', recompute_ms=12.5)
     tensors = [
-        TensorData(f"{layer}.keys", "BF16", (num_tokens, 2, 8), memoryview(layer_bytes(layer, ids)))
+        Tensor(f"{layer}.keys", "BF16", (num_tokens, 2, 8), layer_bytes(layer, ids))
         for layer in range(num_layers)
     ]
-    state = memoryview(hashlib.shake_128(KEY + bytes([number % 256])).digest(4 * 3 * 5))
-    tensors.append(TensorData("state", "F32", (3, 5), state))
-    tensors.append(TensorData("nothing", "F32", (1, 0, 4), memoryview(b"")))
-    return header, ids, tensors
+    state = hashlib.shake_128(KEY + bytes([number % 256])).digest(4 * 3 * 5)
+    tensors.append(Tensor("state", "F32", (3, 5), state))
+    tensors.append(Tensor("nothing", "F32", (1, 0, 4), b""))
+    return about, ids, tensors
 
 
 def layer_bytes(layer: int, ids: list[int]) -> bytes:
     return b"".join(row(layer, position, one) for position, one in enumerate(ids))
 
 
-def stage_sample(root: Path, number: int, **sizes: int) -> slots.StagedSlot:
-    return slots.stage(root, *sample(number, **sizes))
-
-
 def publish_sample(root: Path, number: int, **sizes: int) -> Path:
-    return slots.publish(stage_sample(root, number, **sizes))
+    """Have slot `number` in the store at `root`, durably; its file."""
+    slots = Slots(root / "slots")
+    slots.put(*sample(number, **sizes))
+    slots.sync([MODEL])
+    return slots.path(key_of(number))
 
 
-def expected_payload(number: int, **sizes: int) -> bytes:
+def expected_payload(number: int) -> bytes:
     """The payload of the sample's file, from nothing but its number."""
-    _, ids, tensors = sample(number, **sizes)
+    _, ids, tensors = sample(number)
     return array("I", ids).tobytes() + b"".join(bytes(one.data) for one in tensors)
 
 
-def is_served(path: Path) -> bool:
-    """Whether the store would serve this file; anything but yes or a miss is a failure."""
-    try:
-        slots.verify(path)
-    except StoreError:
-        return False
-    return True
-
-
-def holds(path: Path, number: int, **sizes: int) -> bool:
-    """Whether a served file holds exactly what was computed for slot `number`."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = slots.read_header(path)
-    is_right = msgspec.json.encode(header) == msgspec.json.encode(sample(number, **sizes)[0])
-    return is_right and data[8 + length :] == expected_payload(number, **sizes)
+def served(root: Path, number: int) -> bool | None:
+    """Whether what the store serves is what was computed for slot `number`; None for a miss."""
+    about, ids, tensors = sample(number)
+    slot = Slots(root / "slots").read(key_of(number), ids)
+    if slot is None:
+        return None
+    return (slot.about, [(*one[:3], bytes(one.data)) for one in slot.tensors]) == (about, tensors)

@@ -20,8 +20,8 @@ from api.http.body import HttpRequest
 from api.http.errors import documented
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
-from runtime.cache.contents import Exchanged, ImportRequest, Pinned
-from runtime.cache.inventory_views import (
+from runtime.cache.conversations import Exchanged, ImportRequest, Pinned
+from runtime.cache.views import (
     ChainView,
     CollectedView,
     ConversationView,

@@ -10,8 +10,8 @@ import structlog
 
 from api.agents.schemas import KvStatus, KvView
 from api.http.kv_access import KvAccess
-from runtime.cache.contents import KeptConversation
-from runtime.cache.inventory_views import ConversationView
+from runtime.cache.conversations import KeptConversation
+from runtime.cache.views import ConversationView
 from runtime.errors import StoreUnavailable, UnknownConversation
 
 _STATUS: dict[str, KvStatus] = {"warm": "warm", "cold": "cold", "mixed": "cold", "none": "none"}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from runtime.cache.by_blocks import tending, upkeep
-from runtime.cache.by_blocks.kept import pinned, pinned_ahead, unpinned
-from runtime.cache.by_blocks.opened import BlockStore, open_blocks
-from runtime.cache.by_blocks.taking_in import take_in
-from runtime.cache.by_blocks.tending import Gone
-from runtime.cache.by_blocks.upkeep import Use
-from runtime.cache.by_blocks.verification import Verified, files_of
-from runtime.cache.by_blocks.verification import verify as verify_file
-from runtime.cache.contents import Exchanged, ImportRequest, ModelSelection, Pinned, meant
-from runtime.cache.inventory_views import (
+from runtime.cache import tending, upkeep
+from runtime.cache.conversations import Exchanged, ImportRequest, ModelSelection, Pinned, meant
+from runtime.cache.kept import pinned, pinned_ahead, unpinned
+from runtime.cache.opened import BlockStore, open_blocks
+from runtime.cache.taking_in import take_in
+from runtime.cache.tending import Gone
+from runtime.cache.upkeep import Use
+from runtime.cache.verification import Verified, files_of
+from runtime.cache.verification import verify as verify_file
+from runtime.cache.views import (
     ChainView,
     CollectedView,
     ConversationView,
@@ -93,7 +93,7 @@ class BlockCache:
         """After that neither the cold store nor the index's log is to hold a trace."""
         self._store.finish_cold()
         return RemovalView(
-            num_conversations=sum(one.num_conversations for one in gone),
+            num_conversations=sum(len(one.conversations) for one in gone),
             num_slots=sum(one.num_slots for one in gone),
             is_cut=tending.is_cut(self._store),
         )

@@ -18,9 +18,9 @@ from api.cli.cache_target import CacheService, opened_cache
 from api.cli.errors import Misused
 from api.cli.progress import watching
 from api.cli.views import ago, aligned, count, fact, log_errors_only, show, size, span
-from runtime.cache.contents import Exchanged, ImportRequest
-from runtime.cache.inventory_views import ConversationView, ShownView, StatsView
+from runtime.cache.conversations import Exchanged, ImportRequest
 from runtime.cache.mlx_lm_exchange import done
+from runtime.cache.views import ConversationView, ShownView, StatsView
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, InterchangeFailed, UnknownModel
 from runtime.mlx_lm_exchange import Export
@@ -159,7 +159,6 @@ def _stats(stats: StatsView) -> str:
     facts = [
         f"store: {stats.root}",
         f"conversations: {count(stats.num_conversations)}",
-        f"quarantine: {size(stats.quarantine_bytes)}",
         f"free on disk: {size(stats.free_bytes)}",
         *(fact(name, value) for name, value in stats.counters.items()),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,20 +12,8 @@ import msgspec
 from api.cli.block_cache import BlockCache, open_blocks_of
 from api.cli.client import ServerLink
 from api.cli.errors import NoServer
-from runtime.cache import run_contents
-from runtime.cache.by_blocks.opened import BlockStore
-from runtime.cache.collection import GarbageCollection
-from runtime.cache.contents import (
-    Exchanged,
-    ImportRequest,
-    ModelSelection,
-    Pinned,
-    meant,
-    total,
-)
-from runtime.cache.inventory import Inventory
-from runtime.cache.inventory_pins import pin, pin_ahead, shown, unpin
-from runtime.cache.inventory_views import (
+from runtime.cache.conversations import Exchanged, ImportRequest, Pinned
+from runtime.cache.views import (
     ChainView,
     CollectedView,
     ConversationView,
@@ -35,16 +22,10 @@ from runtime.cache.inventory_views import (
     StatsView,
     VerifyView,
 )
-from runtime.cache.maintenance import StoreLimits, evictor
-from runtime.cache.mlx_lm_import import take_in
-from runtime.cache.owned import OpenStore
-from runtime.cache.store_opening import open_store
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
-from runtime.models.catalog import Catalog
 from runtime.progress import Watch
 from store.errors import StoreError, StoreLocked
-from store.recovery import Recovery
 
 T = TypeVar("T")
 
@@ -88,83 +69,18 @@ def opened_cache(settings: Settings) -> Generator[CacheService]:
     if not root.is_dir():
         raise StoreUnavailable(f"There is no store at {root}. Name its home with --home.")
     try:
-        store = (open_blocks_of if settings.kv_blocks else _open_runs)(settings)
+        store = open_blocks_of(settings)
     except StoreLocked:
         yield _ServerCache(settings, root)
         return
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} cannot be opened: {error}.") from error
     try:
-        if isinstance(store, BlockStore):
-            yield BlockCache(store, settings)
-        else:
-            Recovery(root, store.database, store.cold, time.time()).run()
-            yield _StoreCache(store, settings)
+        yield BlockCache(store, settings)
     except StoreError as error:
         raise StoreUnavailable(f"The store at {root} fails: {error}.") from error
     finally:
         store.close()
-
-
-def _open_runs(settings: Settings) -> OpenStore:
-    """Raises as `open_store`."""
-    store = open_store(settings.kv_root, settings.cold_store)
-    limits = StoreLimits.of(settings)
-    store.keep_to(settings.cache_max_bytes, evictor(store, limits, lambda _: None))
-    return store
-
-
-class _StoreCache:
-    """Nobody else has the store."""
-
-    def __init__(self, store: OpenStore, settings: Settings) -> None:
-        self._inventory = Inventory(store)
-        self._settings = settings
-        self.stats = self._inventory.stats
-        self.chain = self._inventory.chain
-        self.remove_conversation = self._inventory.remove_conversation
-        self.remove_all = self._inventory.remove_all
-        self.verify = self._inventory.verify
-
-    def show(self, name: str) -> ShownView:
-        return shown(self._inventory, name)
-
-    def pin(self, name: str, model: str | None) -> Pinned:
-        if model is None:
-            return pin(self._inventory, name)
-        spec = Catalog(self._settings).resolve(model)
-        form = self._settings.kv_form_of(spec.id)
-        model_hash = self._inventory.identify(spec, form)
-        return pin_ahead(self._inventory, name, model_hash, spec.id)
-
-    def unpin(self, name: str) -> Pinned:
-        return unpin(self._inventory, name)
-
-    def collect_garbage(self, watch: Watch) -> CollectedView:
-        collection = GarbageCollection(StoreLimits.of(self._settings), (), watch)
-        for _ in collection.run(self._inventory.store):
-            pass  # there is no worker to be told
-        assert collection.outcome is not None
-        return collection.outcome
-
-    def import_(self, wanted: ImportRequest, watch: Watch) -> Exchanged:
-        spec = Catalog(self._settings).resolve(wanted.model)
-        return take_in(self._inventory, self._settings, spec, wanted, watch)
-
-    def remove_model(self, name: str) -> RemovalView:
-        names, hashes = self._meant(name)
-        if hashes:
-            return self._inventory.remove_models(hashes)
-        return total([self._inventory.remove_name(one) for one in sorted(names)])
-
-    def conversations(self, model: str | None) -> list[ConversationView]:
-        wanted = self._meant(model) if model is not None else None
-        views = self._inventory.conversations()
-        return [view for view in views if wanted is None or wanted.has(view)]
-
-    def _meant(self, model: str) -> ModelSelection:
-        known = run_contents.known_models(self._inventory)
-        return meant(known, model, *Catalog(self._settings).look_up(model))
 
 
 class _Listing(msgspec.Struct):

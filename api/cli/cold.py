@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from api.cli.views import log_errors_only, show
-from runtime.cache.store_opening import cold_at
+from runtime.cache.opened import cold_at
 from runtime.config.settings import Settings
 from runtime.errors import HearthError
 from store.cold_owner import Claim
@@ -38,7 +38,7 @@ def cold(settings: Settings, arguments: argparse.Namespace) -> int:
         raise HearthError(f"{root} has no store yet: start the server once first.")
     claim = Claim(root, secret, where)
     try:
-        store = cold_at(root, where)
+        store = cold_at(where)
         if arguments.action == "take":
             claim.take(store)
         view = ColdView(str(where), claim.look(store).is_ours)

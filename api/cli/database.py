@@ -9,16 +9,14 @@ import msgspec
 
 from api.cli.block_cache import open_blocks_of
 from api.cli.views import log_errors_only, show
-from runtime.cache.by_blocks.opened import INDEX as BLOCK_INDEX
 from runtime.cache.history import FILE, OpenHistory
-from runtime.cache.owned import INDEX
-from runtime.cache.store_opening import open_store
+from runtime.cache.opened import INDEX
 from runtime.config.settings import Settings
 from runtime.errors import HearthError
+from store import file_kinds
 from store.database_file import check_whole
 from store.errors import StoreError, StoreLocked
-from store.file_kinds import HISTORY, KV, FileKind
-from store.file_kinds import INDEX as INDEX_KIND
+from store.file_kinds import HISTORY, FileKind
 
 
 class DatabaseView(msgspec.Struct):
@@ -59,18 +57,14 @@ def database(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 def index_of(settings: Settings) -> tuple[Path, FileKind]:
-    """The database of the KV on disk, in the form in which it is kept there."""
-    if settings.kv_blocks:
-        return settings.kv_root / BLOCK_INDEX, KV
-    return settings.kv_root / INDEX, INDEX_KIND
+    """The database of the KV on disk."""
+    return settings.kv_root / INDEX, file_kinds.INDEX
 
 
 def _upgrade(settings: Settings, there: dict[Path, FileKind]) -> None:
     """As a start does it, with a copy of what is older."""
     try:
-        if INDEX_KIND in there.values():
-            open_store(settings.kv_root, settings.cold_store).close()
-        if KV in there.values():
+        if file_kinds.INDEX in there.values():
             open_blocks_of(settings).close()
         if HISTORY in there.values():
             OpenHistory(settings.home).close()

@@ -219,8 +219,8 @@ def _ranks(settings: Settings) -> Iterator[Finding]:
         fact = f"{len(ranks.hosts)} of {name} over {ranks.backend or 'what mlx.launch would take'}"
         if ranks.backend not in (None, "ring"):
             fact += ", which was never measured"
-        kept = "is kept on disk" if ranks.are_here else "stays in memory: they share no disk"
-        yield Finding("Ranks", f"{fact}; its KV cache {kept}")
+        kept = "on disk" if ranks.are_here else "on the disk of each machine, here alone with a cap"
+        yield Finding("Ranks", f"{fact}; its KV cache is kept {kept}")
 
 
 def _open_files(max_queue: int) -> Finding:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from api.cli.database import index_of
 from api.cli.views import size
 from runtime.cache.history import FILE as HISTORY_FILE
-from runtime.cache.store_opening import cold_at
+from runtime.cache.opened import cold_at
 from runtime.config.settings import Settings
 from store import ownership
 from store.cold_owner import Claim
@@ -73,7 +73,7 @@ def _cold(root: Path, where: str) -> Finding:
         fact = f"{where} cannot be created: {folder.parent} does not exist"
         return Finding("Cold store", fact, "mount it, or name another directory in cold_store")
     try:
-        cold = cold_at(root, where)
+        cold = cold_at(where)
         seen = Claim(root, secret_of(root), where).look(cold)
         if is_bucket or seen.is_ours:
             cold.probe()

@@ -22,9 +22,9 @@ from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from api.observe.savings import PROMPT_TOKENS, SECONDS, TOKENS
 from api.observe.trend import Sample
-from runtime.cache.contents import KeptConversation
+from runtime.cache.conversations import KeptConversation
 from runtime.cache.history import History
-from runtime.cache.inventory_views import ConversationView
+from runtime.cache.views import ConversationView
 from runtime.errors import StoreUnavailable, UnknownModel
 
 MAX_LISTED = 200

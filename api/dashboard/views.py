@@ -7,7 +7,7 @@ import msgspec
 from api.admin.models import RunningModel
 from api.admin.pools import TierUse
 from api.observe.trend import Sample
-from runtime.cache.inventory_views import SlotNode
+from runtime.cache.views import SlotNode
 
 
 class MemoryUse(msgspec.Struct, gc=False):

@@ -20,7 +20,7 @@ from runtime.cache.history import History
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
 from runtime.keys import owned, plain
-from runtime.slot_events import Forget
+from runtime.kv_messages import Forget
 from runtime.types import GenerateRequest
 from store.history import expired_rows, response_rows
 from store.history.quota import HistoryCapacity, make_room

@@ -21,7 +21,7 @@ from api.http.streams import KeptStreams
 from api.http.summarised import SummarisedAnswer
 from api.observe.metrics import Meter, Metrics, WaitCollector
 from api.observe.record import RequestRecord, record_of
-from runtime.cache.either import KvStore
+from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import ContextTooLong
 from runtime.keys import ANYONE, needs_of, plain
@@ -170,7 +170,7 @@ class Gate:
                 unless_all.callback(generation.abort)
                 generations.append(generation)
             unless_all.pop_all()
-        watch = self._prewarm.watch(generations[0].request, record.received)
+        watch = self._prewarm.watch(generations[0].request)
         meter = self.metrics.meter(model, watch)
         growing = None
         if following is not None:

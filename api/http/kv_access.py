@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 from api.http.chains import Chains
-from runtime.cache.contents import KvContents, ModelSelection, meant, total
-from runtime.cache.deletion_log import Models
-from runtime.cache.either import KvStore
-from runtime.cache.inventory_views import RemovalView
+from runtime.cache.contents import KvContents
+from runtime.cache.conversations import ModelSelection, meant, total
+from runtime.cache.service import KvStore
+from runtime.cache.views import RemovalView
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import Prewarm
@@ -20,7 +19,7 @@ from store.keyed_names import Whom
 class KvAccess:
     """The KV of all conversations, on disk and in workers' memory. One for the whole server.
 
-    Deletions also reach what was learned to be warm, and the text that is kept of conversations.
+    Deletions also reach what is about to be warmed, and the text that is kept of conversations.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class KvAccess:
         return 0
 
     async def remove_conversation(self, name: str) -> RemovalView:
-        """Delete a conversation everywhere: on disk, in the workers' memory, in what was learned.
+        """Delete a conversation everywhere: on disk, in the workers' memory, in what is to be warm.
 
         The text of responses and threads that were asked for by its session id goes as well.
 
@@ -60,31 +59,23 @@ class KvAccess:
             StoreUnavailable: there is no store, or it fails.
         """
         found = await self.contents.named(name)
-        async with self._forgetting(found.whoms):
-            try:
-                view = await self.contents.remove(found)
-            except UnknownConversation:
-                if not await self._stored.forget(found.whoms, self.kv.secret):
-                    raise
-                return RemovalView(1, num_slots=0, is_cut=True)
-            except StoreUnavailable:
-                await self._stored.forget(found.whoms, self.kv.secret)
-                raise
-            await self._stored.forget(found.whoms, self.kv.secret)
-            return view
-
-    @asynccontextmanager
-    async def _forgetting(
-        self, whoms: Sequence[Whom], models: Models = None
-    ) -> AsyncGenerator[None]:
-        """While it is deleted: what was learned of it goes before that, and once more after it."""
-        for whom in whoms:
-            self._prewarm.forget(whom, models)
+        self._forget(found.whoms)
         try:
-            yield
-        finally:
-            for whom in whoms:
-                await self._prewarm.forget_stored(whom, models)
+            view = await self.contents.remove(found)
+        except UnknownConversation:
+            if not await self._stored.forget(found.whoms, self.kv.secret):
+                raise
+            return RemovalView(1, num_slots=0, is_cut=True)
+        except StoreUnavailable:
+            await self._stored.forget(found.whoms, self.kv.secret)
+            raise
+        await self._stored.forget(found.whoms, self.kv.secret)
+        return view
+
+    def _forget(self, whoms: Sequence[Whom]) -> None:
+        """What goes on from it is not warmed any more."""
+        for whom in whoms:
+            self._prewarm.forget(whom)
 
     async def remove_model(self, name: str) -> RemovalView:
         """Delete what was asked of a model by this name, or all of weights by their hash.
@@ -95,13 +86,10 @@ class KvAccess:
         """
         names, hashes = await self.meant(name)
         if hashes:
-            async with self._forgetting([Whom()], hashes):
-                return await self.contents.remove_weights(hashes)
-        views: list[RemovalView] = []
-        for one in sorted(names):
-            async with self._forgetting([Whom(model=one)]):
-                views.append(await self.contents.remove_name(one))
-        return total(views)
+            self._forget([Whom()])
+            return await self.contents.remove_weights(hashes)
+        self._forget([Whom(model=one) for one in names])
+        return total([await self.contents.remove_name(one) for one in sorted(names)])
 
     async def meant(self, name: str) -> ModelSelection:
         """What of the store somebody means who names a model like that.
@@ -115,5 +103,5 @@ class KvAccess:
 
     async def remove_all(self) -> RemovalView:
         """Delete everything there is. Raises StoreUnavailable."""
-        async with self._forgetting([Whom()]):
-            return await self.contents.remove_all()
+        self._forget([Whom()])
+        return await self.contents.remove_all()

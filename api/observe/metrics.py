@@ -121,8 +121,8 @@ class Metrics:
         for collector in collectors:
             self._registry.register(collector)
 
-    def meter(self, model: str, watch: Callable[[Usage], None] | None = None) -> Meter:
-        """What measures one answer of this model, from now on; `watch` hears of its usage."""
+    def meter(self, model: str, watch: Callable[[], object] | None = None) -> Meter:
+        """What measures one answer of this model, from now on; `watch` hears of its end."""
         return Meter(self, model, watch)
 
     def exposition(self) -> bytes:
@@ -144,7 +144,7 @@ class Meter:
     )
 
     def __init__(
-        self, metrics: Metrics, model: str, watch: Callable[[Usage], None] | None = None
+        self, metrics: Metrics, model: str, watch: Callable[[], object] | None = None
     ) -> None:
         self._watch = watch
         self._metrics = metrics
@@ -173,7 +173,7 @@ class Meter:
     def finished(self, usage: Usage) -> None:
         """A choice is complete."""
         if self._watch is not None:
-            self._watch(usage)
+            self._watch()
         self._metrics.prompt_tokens.labels(self._model).inc(usage.num_prompt_tokens)
         self._metrics.cached_tokens.labels(self._model).inc(usage.num_cached_tokens)
         self._metrics.output_tokens.labels(self._model).inc(usage.num_output_tokens)

@@ -40,19 +40,15 @@ _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (
 )
 _MODEL_GAUGES: tuple[tuple[str, str, Callable[[KvCounts], float]], ...] = (
     ("hot_bytes", "Bytes of KV in memory", lambda c: c.hot_bytes),
-    ("hot_runs", "Runs of KV blocks in memory", lambda c: c.num_runs),
+    ("hot_pieces", "Blocks and ends of KV in memory", lambda c: c.num_pieces),
     ("write_queue_bytes", "Bytes of KV that wait to be written", lambda c: c.num_queued_bytes),
 )
 _STORE_COUNTERS = {
     "published_slots": "Slot files that were saved and indexed",
-    "published_bytes": "Bytes of these files",
     "written_bytes": "Bytes written to the fast disk for any reason",
-    "refused_slots": "Slot files that were written and not taken into the index",
     "refused_cap": "Files that were not written because the cap had no room for them",
-    "quarantined": "Damaged slot files moved to quarantine",
     "promoted": "Slots copied back from the cold store",
     "demoted": "Slots moved to the cold store",
-    "compacted": "Slots merged into others",
     "scrubbed_bytes": "Bytes read to check their checksums",
 }
 _EVICTIONS = "evicted_"
@@ -101,13 +97,6 @@ def _of_store(figures: KvFigures) -> Iterator[Metric]:
     yield up
     text = "1 while the cold store cannot be reached or belongs to another server"
     yield GaugeMetricFamily("hearth_kv_cold_away", text, value=float(figures.is_cold_away))
-    new = figures.store.get("published_bytes", 0)
-    written = figures.store.get("written_bytes", 0)
-    yield GaugeMetricFamily(
-        "hearth_kv_write_amplification",
-        "Bytes written to the fast disk for each byte of new slots",
-        value=written / new if new else 1.0,
-    )
 
 
 def _of_tiers(figures: KvFigures) -> Iterator[Metric]:

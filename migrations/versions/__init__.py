@@ -1,1 +1,1 @@
-"""One module per change of the schema, in order: `v0001_first`, `v0002_…`."""
+"""One module per change of the schema, in order: `v0001_blocks`, `v0002_…`."""

@@ -121,8 +121,6 @@ def print_kv(figures: kv.KvFigures) -> None:
         print(f"    with none of it in the page cache: {speeds}, {row.ratio_from_disk:.2f}")
     print(f"decode with writes behind it: {figures.decode_with_writes:.3f} of without")
     print(f"write amplification over 40 turns: {figures.write_amplification:.3f}")
-    if figures.merged_write_amplification is not None:
-        print(f"the same once they are merged: {figures.merged_write_amplification:.3f}")
 
 
 def main() -> None:

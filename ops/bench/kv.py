@@ -18,10 +18,11 @@ from ops.bench.client import Stream, stream_completion
 from ops.bench.engine import prompt
 from ops.bench.files import forget_pages, read
 from ops.bench.processes import Bare, Hearth, hearth
+from runtime.kv.writer import REST_S
 
 LENGTHS = (1024, 4096, 8192, 16384)
 FOLLOW_UP, SHARED, WRITTEN = 50, 0.85, 4096
-_PATIENCE_S, _SETTLED_S = 120.0, 0.3
+_PATIENCE_S, _SETTLED_S, _LOOK_S = 120.0, REST_S + 1.0, 0.1
 
 
 class Reuse(msgspec.Struct):
@@ -86,9 +87,9 @@ class KvFigures(msgspec.Struct):
     decode_with_writes: float
     """Decode rate while what was just computed is written, over the rate with the cache off."""
     write_amplification: float
-    """Bytes of slot files over the bytes of KV in them, over a conversation of 40 turns."""
-    merged_write_amplification: float | None = None
-    """The same with what merging them afterwards writes."""
+    """Bytes written of slots and heads over the bytes of KV in them, over a conversation of 40
+    turns.
+    """
 
 
 async def measure(run: Run) -> KvFigures:
@@ -102,13 +103,12 @@ async def measure(run: Run) -> KvFigures:
         restores.append(_median_restore([restore for _, restore in parts]))
     async with hearth(run.model, run.home) as server:
         ratios = [await _with_writes(server, seeds) for _ in range(run.rounds)]
-    amplification, merged = await _amplification(run, seeds)
+    amplification = await _amplification(run, seeds)
     return KvFigures(
         reuse=reuse,
         restore=restores,
         decode_with_writes=round(statistics.median(ratios), 3),
         write_amplification=round(amplification, 3),
-        merged_write_amplification=round(merged, 3),
     )
 
 
@@ -211,17 +211,24 @@ def _slots(home: Path) -> list[Path]:
     return list((home / "kv" / "slots").rglob("*.safetensors"))
 
 
-async def settled(home: Path) -> None:
-    """Wait until nothing is being written any more, and what was is published."""
+async def settled(home: Path) -> float:
+    """Wait until nothing is being written any more, ends that wait for a model to rest included;
+    when something was written last, by the monotonic clock.
+    """
     deadline_s = time.monotonic() + _PATIENCE_S
-    last = -1
-    while time.monotonic() < deadline_s:
-        names = [path.name for path in (home / "kv" / "slots").rglob("*")]
-        is_quiet = len(names) == last and not any(name.startswith(".tmp") for name in names)
-        if is_quiet:
-            return
-        last = len(names)
-        await asyncio.sleep(_SETTLED_S)
+    last, changed_s = -1, time.monotonic()
+    while (now_s := time.monotonic()) < deadline_s:
+        names = [one for folder in ("slots", "heads") for one in _names(home / "kv" / folder)]
+        if len(names) != last or any(name.startswith(".tmp") for name in names):
+            last, changed_s = len(names), now_s
+        elif now_s - changed_s > _SETTLED_S:
+            break
+        await asyncio.sleep(_LOOK_S)
+    return changed_s
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*")]
 
 
 async def _with_writes(server: Hearth, seeds: Iterator[int]) -> float:
@@ -233,34 +240,25 @@ async def _with_writes(server: Hearth, seeds: Iterator[int]) -> float:
     return statistics.mean(rates["full"]) / statistics.mean(rates["off"])
 
 
-async def _amplification(run: Run, seeds: Iterator[int]) -> tuple[float, float]:
-    """Turns of 200 tokens each: what was written over the KV of them, before and after merging."""
-    known = set(_slots(run.home))
+async def _amplification(run: Run, seeds: Iterator[int]) -> float:
+    """Turns of 200 tokens each: what was written of slots and heads over the KV of them."""
     token_ids: list[int] = []
     async with hearth(run.model, run.home) as server:
+        before = await asyncio.to_thread(_written_bytes, server)
         for _ in range(40):
             token_ids += prompt(200, next(seeds))
             await _ask(server, token_ids, cache_mode="full", max_tokens=1)
         await settled(run.home)
-        num_bytes = sum(path.stat().st_size for path in set(_slots(run.home)) - known)
-        before = await asyncio.to_thread(_admin, server, "GET", "stats")
-        await asyncio.to_thread(_admin, server, "POST", "gc")
-        after = await asyncio.to_thread(_admin, server, "GET", "stats")
-    merged_bytes = _written(after) - _written(before)
-    kv_bytes = len(token_ids) * run.kv_bytes_per_token
-    return num_bytes / kv_bytes, (num_bytes + merged_bytes) / kv_bytes
-
-
-def _admin(server: Hearth, method: str, what: str) -> bytes:
-    url = f"http://127.0.0.1:{server.port}/admin/cache/{what}"
-    request = urllib.request.Request(url, method=method)
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
-        return answer.read()
+        num_bytes = await asyncio.to_thread(_written_bytes, server) - before
+    return num_bytes / (len(token_ids) * run.kv_bytes_per_token)
 
 
 class _Stats(msgspec.Struct):
     counters: dict[str, float]
 
 
-def _written(stats: bytes) -> float:
-    return msgspec.json.decode(stats, type=_Stats).counters.get("written_bytes", 0.0)
+def _written_bytes(server: Hearth) -> float:
+    url = f"http://127.0.0.1:{server.port}/admin/cache/stats"
+    with urllib.request.urlopen(url, timeout=_PATIENCE_S) as answer:
+        stats = msgspec.json.decode(answer.read(), type=_Stats)
+    return stats.counters.get("written_bytes", 0.0)

@@ -26,16 +26,21 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ops.bench.files import forget_pages, read, write
 from runtime.kv.cursor import CacheCursor
-from runtime.kv.reader import SlotRead, SlotReader
-from runtime.kv.state import TierState
-from runtime.kv.tiers import Tiers
-from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.slot_events import KnownSlot
+from runtime.kv.deletions import Deletions
+from runtime.kv.parts import Caches
+from runtime.kv.reader import Reader
+from runtime.kv.state import KvState
+from runtime.kv.tiers import Disk, Tiers, folders
+from runtime.kv.writer import AllowedBytes, Writer
+from runtime.kv_messages import Allowance, Ended, Trouble
 from store.block_names import HashChain
-from store.slots import StagedSlot, publish, slot_path
+from store.head_file import head_folder, read_head
+from store.slots import BlockKey, Slots
+from store.temp_names import SUFFIX
 
 SLICE = 2048
-_CHAIN = HashChain(b"s" * 32, b"m" * 32)
+SECRET, MODEL = b"s" * 32, b"m" * 32
+CHAIN = HashChain(SECRET, MODEL)
 
 
 class Figures(msgspec.Struct):
@@ -96,40 +101,54 @@ class Shape:
 
 
 class Store:
-    """The server's part, as far as it is needed here: staged slots are published at once."""
+    """The server's part, as far as it is needed here: everything may be written, and staged heads
+    are published at once.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.known: list[KnownSlot] = []
-        self.inbox: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
-        for number in range(256):
-            (root / "slots" / f"{number:02x}").mkdir(parents=True, mode=0o700)
+        self.slots_at, self.heads_at = folders(root)
+        self.heads_at.mkdir(parents=True, exist_ok=True)
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
 
-    def on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
-        publish(staged)
-        header = job.header
-        self.known.append(
-            KnownSlot(
-                id=header.id,
-                parent=job.parent,
-                start_hash=header.start_hash,
-                start=header.start,
-                end=header.end,
-                block_hashes=header.block_hashes,
-                end_hash=header.end_hash,
-                has_state=header.has_state,
-                tier="warm",
-                disk_bytes=staged.num_bytes,
-                recompute_ms=header.recompute_ms,
-                last_used_s=0.0,
-                hits=0.0,
-                ttl_class=header.ttl_class,
-                ttl_s=header.ttl_s,
-            )
-        )
+    def writer(self) -> Writer:
+        allowed = AllowedBytes(lambda _: None)
+        allowed.hear(Allowance(num_bytes=1 << 50))
+        slots, put = Slots(self.slots_at), self.inbox.put
+        return Writer(slots, self.heads_at, 1 << 40, self._hear, put, allowed)
+
+    def _hear(self, event: Ended | Trouble) -> None:
+        assert isinstance(event, Ended), event
+        staged = Path(event.path or "")
+        names = CHAIN.block_hashes(read_head(staged).token_ids)
+        folder = head_folder(self.heads_at, BlockKey(MODEL, names[-1]))
+        folder.mkdir(parents=True, exist_ok=True)
+        staged.rename(folder / f"{event.head_id}{SUFFIX}")
+
+    def tiers(self, caches: Caches, writer: Writer | None = None) -> Tiers:
+        """A worker's, which has nothing in memory; without a `writer` it only reads."""
+        put = self.inbox.put
+        reader = Reader(Slots(self.slots_at), self.heads_at, put, CHAIN.block_size)
+        state = KvState.of(caches, CHAIN, 1 << 40)
+        disk = Disk(reader, writer or self.writer(), SECRET)
+        state.model_hash = MODEL
+        return Tiers(state, disk, Deletions(), lambda _: None)
+
+    def restore(self, tiers: Tiers, cursor: CacheCursor) -> list[Any]:
+        """Fresh caches with all that is kept of a prompt."""
+        tiers.begin(cursor)
+        cursor.give_up_s = float("inf")
+        self.wait(tiers, cursor)
+        kv, num_tokens = tiers.restore(cursor)
+        assert num_tokens == len(cursor.token_ids) - 1, cursor.use
+        return kv
+
+    def wait(self, tiers: Tiers, cursor: CacheCursor) -> None:
+        """Until all that is on disk of a prompt was read."""
+        while cursor.is_waiting:
+            tiers.hear(self.inbox.get())
 
     def paths(self) -> list[Path]:
-        return [slot_path(self.root, slot.id) for slot in self.known]
+        return [*self.slots_at.glob("*/*"), *self.heads_at.glob("*/*/*")]
 
 
 def measure(shape: Shape, num_tokens: int) -> Figures:
@@ -138,24 +157,24 @@ def measure(shape: Shape, num_tokens: int) -> Figures:
     token_ids = [choose.randrange(32768) for _ in range(num_tokens)]
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        prefill_s = _prefill(shape, None, _cursor(token_ids))
-        writer = SlotWriter(store.root, 1 << 40, store.on_staged, store.inbox.put)
-        tiers = _tiers(shape, store, writer)
+        prefill_s = _prefill(shape, store, None, _cursor(token_ids))
+        writer = store.writer()
+        tiers = store.tiers(shape, writer)
         thread = threading.Thread(target=writer.run)
         thread.start()
         start = time.perf_counter()
-        with_writes_s = _prefill(shape, tiers, _cursor(token_ids))
+        with_writes_s = _prefill(shape, store, tiers, _cursor(token_ids))
         writer.close()
         thread.join()
         written_s = time.perf_counter() - start
         hot_s = min(_restore(tiers, store, token_ids) for _ in range(3))
-        warm_s = min(_restore(_tiers(shape, store, None), store, token_ids) for _ in range(3))
+        warm_s = min(_restore(store.tiers(shape), store, token_ids) for _ in range(3))
         read_s = min(read(store.paths(), buffer_bytes=8 << 20) for _ in range(3))
         forget_pages(store.paths())
-        warm_uncached_s = _restore(_tiers(shape, store, None), store, token_ids)
+        warm_uncached_s = _restore(store.tiers(shape), store, token_ids)
         forget_pages(store.paths())
         read_uncached_s = read(store.paths(), buffer_bytes=8 << 20)
-        kv_bytes = sum(slot.disk_bytes for slot in store.known)
+        kv_bytes = sum(path.stat().st_size for path in store.paths())
     each = [_durable(shape, token_ids) for _ in range(3)]
     durable_s, plain_s = (min(column) for column in zip(*each, strict=True))
     return Figures(
@@ -178,13 +197,13 @@ def _durable(shape: Shape, token_ids: list[int]) -> tuple[float, float]:
     """Seconds until a turn is durable once it has ended, and for plain writes of as much."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        writer = SlotWriter(store.root, 1 << 40, store.on_staged, store.inbox.put)
-        _prefill(shape, _tiers(shape, store, writer), _cursor(token_ids))
+        writer = store.writer()
+        _prefill(shape, store, store.tiers(shape, writer), _cursor(token_ids))
         start = time.perf_counter()
         writer.close()
         writer.run()
         durable_s = time.perf_counter() - start
-        sizes = [slot.disk_bytes for slot in store.known]
+        sizes = [path.stat().st_size for path in store.paths()]
     with tempfile.TemporaryDirectory() as folder:
         return durable_s, write(Path(folder), sizes, buffer_bytes=8 << 20)
 
@@ -193,19 +212,13 @@ def _cursor(token_ids: list[int]) -> CacheCursor:
     return CacheCursor(token_ids=token_ids)
 
 
-def _tiers(shape: Shape, store: Store, writer: SlotWriter | None) -> Tiers:
-    tier_state = TierState.of(shape, _CHAIN, b"m" * 32, 1 << 40)
-    tiers = Tiers(tier_state, writer, SlotReader(store.root, store.inbox.put), lambda _: None)
-    tiers.learn(store.known)
-    return tiers
-
-
-def _prefill(shape: Shape, tiers: Tiers | None, cursor: CacheCursor) -> float:
+def _prefill(shape: Shape, store: Store, tiers: Tiers | None, cursor: CacheCursor) -> float:
     """Seconds to compute a whole prompt in slices, and to keep it."""
     start = time.perf_counter()
     kv = shape.new_kv()
     if tiers is not None:
         tiers.begin(cursor)
+        store.wait(tiers, cursor)
         kv, _ = tiers.restore(cursor)
     last = len(cursor.token_ids) - 1
     for begin in range(0, last, SLICE):
@@ -213,21 +226,15 @@ def _prefill(shape: Shape, tiers: Tiers | None, cursor: CacheCursor) -> float:
         seconds = shape.prefill([*cursor.token_ids[begin:end]], kv)
         if tiers is not None:
             tiers.on_prefill(cursor, kv, (begin, end), seconds)
+    if tiers is not None:
+        tiers.release(cursor)
     return time.perf_counter() - start
 
 
 def _restore(tiers: Tiers, store: Store, token_ids: list[int]) -> float:
     """Seconds from the prompt to layer caches that hold all of it but its last token."""
-    cursor = _cursor(token_ids)
     start = time.perf_counter()
-    tiers.begin(cursor)
-    cursor.give_up_s = float("inf")
-    while cursor.is_waiting:
-        read = store.inbox.get()
-        assert isinstance(read, SlotRead)
-        tiers.hear(read)
-    _, num_tokens = tiers.restore(cursor)
-    assert num_tokens == len(token_ids) - 1, cursor.use
+    store.restore(tiers, _cursor(token_ids))
     return time.perf_counter() - start
 
 

@@ -11,7 +11,6 @@ system's high-water mark of the process. No model computes: what is in the cache
 from __future__ import annotations
 
 import argparse
-import queue
 import resource
 import subprocess
 import sys
@@ -27,16 +26,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from ops.bench.kv_device import Store
 from runtime.kv.cursor import CacheCursor
-from runtime.kv.reader import SlotRead, SlotReader
-from runtime.kv.state import TierState
-from runtime.kv.tiers import Tiers
-from runtime.kv.writer import SlotWriter, WriteFailed
-from runtime.slot_events import KnownSlot
-from store.block_names import HashChain
-from store.cold import ColdDirectory
-from store.slots import publish
 
-_CHAIN = HashChain(b"s" * 32, b"m" * 32)
 _HEADS, _DIM, _SLICE = 4, 64, 2048
 KINDS = ("float32", "bfloat16", "8 bits")
 
@@ -48,7 +38,6 @@ class Case(msgspec.Struct, frozen=True):
     num_layers: int
     num_tokens: int
     is_short: bool = False
-    is_cold: bool = False
 
 
 class Figures(msgspec.Struct):
@@ -62,7 +51,6 @@ class Figures(msgspec.Struct):
     restored: float
     process: float
     live: float
-    promoted_bytes: int = 0
 
 
 class Layers:
@@ -92,65 +80,37 @@ def _cursor(case: Case) -> CacheCursor:
     return CacheCursor(token_ids=[number % 30_000 for number in range(case.num_tokens + 1)])
 
 
-class Read:
-    """What a process has that only reads: where slots are, which, and what its readers bring."""
-
-    def __init__(self, root: Path, known: list[KnownSlot]) -> None:
-        self.root, self.known = root, known
-        self.inbox: queue.SimpleQueue[SlotRead | WriteFailed] = queue.SimpleQueue()
-
-
-def _tiers(layers: Layers, store: Store | Read, writer: SlotWriter | None) -> Tiers:
-    tier_state = TierState.of(layers, _CHAIN, b"m" * 32, 1 << 40)
-    tiers = Tiers(tier_state, writer, SlotReader(store.root, store.inbox.put), lambda _: None)
-    tiers.learn(store.known)
-    return tiers
-
-
-def write(case: Case, root: Path) -> list[KnownSlot]:
-    """Write the slots of a prompt, to the cold store where the case says so."""
+def write(case: Case, root: Path) -> None:
+    """Write the slots and the head of a prompt."""
     layers, store, cursor = Layers(case), Store(root), _cursor(case)
-    writer = SlotWriter(root, 1 << 40, store.on_staged, store.inbox.put)
+    writer = store.writer()
     thread = threading.Thread(target=writer.run)
     thread.start()
-    tiers = _tiers(layers, store, writer)
+    tiers = store.tiers(layers, writer)
     tiers.begin(cursor)
+    store.wait(tiers, cursor)
     kv, _ = tiers.restore(cursor)
     for start in range(0, case.num_tokens, _SLICE):
         end = min(start + _SLICE, case.num_tokens)
         layers.extend(kv, end - start)
         tiers.on_prefill(cursor, kv, (start, end), 1.0)
+    tiers.release(cursor)
     writer.close()
     thread.join()
-    if case.is_cold:
-        cold = ColdDirectory(root / "cold")
-        for path in store.paths():
-            cold.demote(path)
-            path.unlink()
-    return store.known
 
 
-def restore(case: Case, root: Path, known: list[KnownSlot]) -> Figures:
+def restore(case: Case, root: Path) -> Figures:
     """In a process that has done nothing yet."""
-    store, layers, cursor = Read(root, known), Layers(case), _cursor(case)
+    store, layers, cursor = Store(root), Layers(case), _cursor(case)
     mx.eval(mx.zeros(1))
-    at_first = _process_bytes()
-    if case.is_cold:
-        cold = ColdDirectory(root / "cold")
-        for slot in known:
-            publish(cold.promote(root, slot.id))
     before = _process_bytes()
-    tiers = _tiers(layers, store, None)
+    tiers = store.tiers(layers)
     mx.reset_peak_memory()
     active = mx.get_active_memory()
     tiers.begin(cursor)
     cursor.give_up_s = float("inf")
-    while cursor.is_waiting:
-        news = store.inbox.get()
-        assert isinstance(news, SlotRead)
-        tiers.hear(news)
-        del news
-    read, kv_bytes = mx.get_peak_memory() - active, tiers.hot.num_bytes
+    store.wait(tiers, cursor)
+    read, kv_bytes = mx.get_peak_memory() - active, tiers.num_bytes
     if case.is_short:
         tiers.leave_beside_rows(0)
     kv, num_tokens = tiers.restore(cursor)
@@ -163,7 +123,6 @@ def restore(case: Case, root: Path, known: list[KnownSlot]) -> Figures:
         restored=round(restored / kv_bytes, 3),
         process=round(process / kv_bytes, 3),
         live=round(live / kv_bytes, 3),
-        promoted_bytes=before - at_first,
     )
 
 
@@ -188,14 +147,13 @@ def measure(case: Case) -> Figures:
     """Write in one process, restore in another."""
     with tempfile.TemporaryDirectory() as folder:
         said = msgspec.json.encode(case).decode()
-        known = Path(folder) / "known"
-        known.write_bytes(_in_a_process("--write", said, folder))
+        _in_a_process("--write", said, folder)
         return msgspec.json.decode(_in_a_process("--restore", said, folder), type=Figures)
 
 
 def cases() -> list[Case]:
     kinds = [Case(kind, 32, tokens) for kind in KINDS for tokens in (2048, 8192)]
-    kinds += [Case("bfloat16", 8, 8192), Case("bfloat16", 32, 8192, is_cold=True)]
+    kinds += [Case("bfloat16", 8, 8192)]
     return [
         msgspec.structs.replace(one, is_short=short) for one in kinds for short in (False, True)
     ]
@@ -211,11 +169,9 @@ def main() -> None:
     if (one := arguments.write or arguments.restore) is not None:
         case, root = msgspec.json.decode(one[0], type=Case), Path(one[1])
         if arguments.write is not None:
-            answer: object = write(case, root)
+            write(case, root)
         else:
-            known = msgspec.json.decode((root / "known").read_bytes(), type=list[KnownSlot])
-            answer = restore(case, root, known)
-        sys.stdout.buffer.write(msgspec.json.encode(answer))
+            sys.stdout.buffer.write(msgspec.json.encode(restore(case, root)))
         return
     rows: list[tuple[Case, Figures]] = []
     for case in cases():

@@ -25,9 +25,10 @@ from api.bench.machine import Environment, environment
 from ops.bench.processes import worker_environment
 from ops.bench.random_models import write_eight
 from runtime.embedded import HEARTH_TINY
-from runtime.kv.state import TierState
+from runtime.kv.deletions import Deletions
+from runtime.kv.state import KvState
 from runtime.kv.tiers import Tiers
-from runtime.slot_events import Attach, SliceLearned
+from runtime.kv_messages import Opened, SliceLearned
 from runtime.types import ModelSpec
 from runtime.worker import model as models
 from runtime.worker.arrivals import Arrival, Quit
@@ -101,13 +102,14 @@ def learn(model: LoadedModel, tokens_per_s: float) -> SliceLearned | None:
         reports.append(learned)
         inbox.put(Quit())
 
-    tiers = Tiers(TierState.of(model, HashChain(b"s", b"m"), b"m", 0), None, None, lambda _: None)
+    state = KvState.of(model, HashChain(b"s", b"m"), 0)
+    tiers = Tiers(state, None, Deletions(), lambda _: None)
     tiers.counts.num_computed_tokens = MIN_COMPUTED_TOKENS
     scheduler = Scheduler(max_batch=1, max_slice=models.best_slice(), block_s=0.25)
     scheduler.prefill_rate = tokens_per_s
     around = Surroundings(model, scheduler, tiers, report)
     learner = SliceLearner(around, models.device_name(), models.best_slice(), quiet_s=0.001)
-    learner.heed(Attach(b"m", b"s"), is_idle=True)
+    learner.heed(Opened(b"m", b"s"), is_idle=True)
     learner.wait(inbox)
     return reports[0]
 

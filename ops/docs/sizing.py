@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime.cache.compaction import MAX_STATES
+from store.room import MAX_STATES
 
 GROUP = 64
 """So many values share a scale and a bias in quantised KV."""

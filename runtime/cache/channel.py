@@ -1,208 +1,161 @@
-"""One worker's share of the KV store: what it is told of the disk, what it reports, its figures."""
+"""One worker's share of KV by blocks: by what names it finds its KV, and what was deleted of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from runtime.cache.deletion_log import Models
-from runtime.cache.told_deletions import ToldDeletions
+from msgspec import structs
+
+from runtime.cache.deletion_log import Receipt
 from runtime.cache.worker_channel import ChannelServer, Report, WorkerChannel
-from runtime.slot_events import (
-    AllSlotsTold,
-    Attach,
+from runtime.kv_messages import (
+    Drop,
+    Dropped,
+    Ended,
     Forget,
-    Forgotten,
-    Hint,
-    HotAsked,
     HotBudget,
-    HotNow,
+    InMemory,
     KvNews,
+    MemoryAsked,
     RoomGiven,
 )
 from runtime.types import ModelSpec
-from store.keyed_names import Asker
-from store.types import RunFigures, SlotHeader
-
-MAX_SLOTS = 2000
-"""Slots in one frame: a worker must not be kept from its requests for long."""
+from runtime.wire import KvOptions
+from store.types import RunFigures
 
 _PATIENCE_S = 1.0
 """A worker answers between two steps; one that takes longer is not worth waiting for."""
 
-_FORGET_PATIENCE_S = 5.0
-"""Deleting waits longer; what a worker that is later still stages is refused until it answers."""
-
-Question = tuple[type[HotAsked | Forget], int]
-"""What was asked, and its number."""
+_DROP_PATIENCE_S = 5.0
+"""Deleting waits longer."""
 
 
 class ChannelOwner(ChannelServer, Protocol):
     """The store, as such a channel sees it."""
 
-    def join(self, channel: KvChannel) -> None: ...
+    def join(self, channel: BlockChannel) -> None: ...
 
-    def leave(self, channel: KvChannel) -> None: ...
+    def leave(self, channel: BlockChannel) -> None: ...
 
-    def hear(self, channel: KvChannel, event: Report) -> None: ...
+    def hear(self, channel: BlockChannel, event: Report) -> None: ...
 
-    def measured(self, channel: KvChannel, run: RunFigures) -> None: ...
-
-    def deletions(self) -> list[tuple[Forget, Models]]: ...
+    def measured(self, channel: BlockChannel, run: RunFigures) -> None: ...
 
 
-class KvChannel(WorkerChannel):
-    """As any channel; the worker is told of all slots of its model."""
+class BlockChannel(WorkerChannel):
+    """As any channel. `names` key the worker's blocks until the store is open."""
 
     def __init__(
-        self, desk: ChannelOwner, spec: ModelSpec, budget: HotBudget | None = None
+        self, owner: ChannelOwner, spec: ModelSpec, budget: HotBudget | None = None
     ) -> None:
-        super().__init__(desk, spec, budget)
-        self._service = desk
-        self._asked: dict[Question, asyncio.Future[HotNow | Forgotten | None]] = {}
+        super().__init__(owner, spec, budget)
+        self.names = os.urandom(16)
+        self.unnamed: dict[str, Ended] = {}
+        """The heads in its memory that it told before the store was open, by their ids."""
+        self.unpublished: list[Ended] = []
+        """Heads that it staged and that the store could not take yet."""
+        self.before: Receipt | None = None
+        """Held until it has names: what is deleted by model hashes may be of what it has."""
+        self._owner = owner
+        self._asked: dict[int, asyncio.Future[Dropped | InMemory | None]] = {}
         self._num_asked = 0
-        self._deletions = ToldDeletions(self._tell_deletion, self.on_event)
+        self._dropping: dict[int, Receipt] = {}
+        """What it was told to drop and has not dropped yet, by the numbers of these questions."""
+
+    async def options(self) -> KvOptions:
+        self.kv = structs.replace(await super().options(), names=self.names)
+        return self.kv
+
+    @property
+    def key(self) -> str:
+        """What its allowances go by."""
+        return self.names.hex()
+
+    @property
+    def model_key(self) -> bytes:
+        """By what the blocks in its memory are known: its model's hash, or names of its own."""
+        return self.model_hash or self.names
 
     def on_event(self, event: Report) -> None:
-        if isinstance(event, Forgotten):
-            self._deletions.answered(event.number)
-        if not isinstance(event, HotNow | Forgotten):
-            self._service.hear(self, event)
-        elif (asked := self._asked.get(_answered(event))) is not None:
-            _answer(asked, event)
+        if isinstance(event, Dropped | InMemory):
+            self._dropping.pop(event.number, None)
+            self._answer(event.number, event)
+        else:
+            self._owner.hear(self, event)
 
     def measured(self, run: RunFigures) -> None:
-        self._service.measured(self, run)
+        self._owner.measured(self, run)
 
     def opened(self) -> None:
-        """First what was deleted: requests that are to be handed to it may have come before."""
-        self._deletions.begin(self._service.deletions())
-        self._service.join(self)
+        self._owner.join(self)
 
     def closed(self) -> None:
-        for asked in self._asked.values():
-            _answer(asked, None)
-        self._service.leave(self)
+        for number in list(self._asked):
+            self._answer(number, None)
+        self._dropping.clear()
+        self._owner.leave(self)
 
     # What follows is the store's side.
 
-    def attach(self, names: Attach) -> None:
-        """The store is open; what it has is told next, and then that it was all.
-
-        First what was deleted of its model: nothing of that gets the names it has in the store.
-        """
-        self.model_hash = names.model_hash
-        self._deletions.named(names.model_hash)
-        self.tell(names)
-
-    def welcomed(self) -> None:
-        """All that is on disk was told, or cannot be: what is in memory only may be written."""
-        self.tell(AllSlotsTold())
-        super().welcomed()
-
-    def try_again(self) -> None:
-        """The store may work again: what is in memory only may be written once more."""
-        if not self.welcoming.locked():
-            self.tell(AllSlotsTold())
-
-    def is_nameless(self) -> None:
-        """It stays so: what its memory holds is not for the disk, and may be of any model."""
-        self._deletions.named(None)
-        super().is_nameless()
-
-    async def hot(self, ids: Sequence[str]) -> tuple[str, ...]:
-        """Those of these slots that are in the worker's memory; none if it does not answer."""
-        if not self.has_disk:
-            return ()
-        told = await self._ask(HotAsked(self._next_number(), ids=tuple(ids)))
-        return told.ids if isinstance(told, HotNow) else ()
-
-    async def held(self, session_ids: Sequence[str]) -> tuple[tuple[Asker, int], ...]:
-        """What of these conversations is in the worker's memory; nothing if it does not answer."""
-        told = await self._ask(HotAsked(self._next_number(), sessions=tuple(session_ids)))
-        return told.sessions if isinstance(told, HotNow) else ()
-
-    async def forget(self, news: Forget, models: Models = None) -> int | None:
-        """Have the worker forget what of a conversation is not published; how many pieces.
-
-        With any model, or with these. None: it has not done it yet, and does it before anything
-        that it reads after that.
-        """
-        if self.send is None:  # it is gone, or is told when it opens
-            return 0
-        if not self.is_loaded:  # it was handed nothing yet, and reads this before
-            self._deletions.tell(news, models)
-            return 0
-        told = await self._ask(news, _FORGET_PATIENCE_S, lambda: self._deletions.tell(news, models))
-        if isinstance(told, Forgotten):
-            return told.num_forgotten
-        return None if self.send is not None else 0
-
-    def is_forgotten(self, asker: Asker, header: SlotHeader | None = None) -> bool:
-        """Whether the worker has yet to forget what was asked so, as in `ToldDeletions.mean`."""
-        return self._deletions.mean(asker, self._is_waited_for, header)
-
-    def _tell_deletion(self, news: Forget) -> None:
-        """Also to a worker that has no disk."""
+    def tell(self, news: KvNews | Forget) -> None:
+        """Say it to the worker, if it is there."""
         if self.send is not None:
             self.send(news)
 
-    def _is_waited_for(self, number: int) -> bool:
-        return (Forget, number) in self._asked
+    def tell_room(self, key: str, *, is_given: bool) -> None:
+        """Its writer waits for this."""
+        if self.send is not None:
+            self.send(RoomGiven(key=key, is_given=is_given))
 
-    def _next_number(self) -> int:
-        self._num_asked += 1
-        return self._num_asked
+    def drop(self, names: Iterable[bytes]) -> None:
+        """Have nothing of these in its memory; nobody waits for that."""
+        if names := tuple(names):
+            self.tell(Drop(number=0, names=names))
 
-    async def _ask(
-        self,
-        question: HotAsked | Forget,
-        patience_s: float = _PATIENCE_S,
-        say: Callable[[], None] | None = None,
-    ) -> HotNow | Forgotten | None:
-        """The answer; None from a worker that gives none in time, or is gone.
-
-        What is asked is sent, unless `say` does that in another way.
+    async def dropped(self, names: Collection[bytes], before: Receipt) -> int | None:
+        """The same; how many pieces it had. None: it has not done it yet, and `before` is held
+        until it has.
         """
+
+        def ask(number: int) -> Drop:
+            self._dropping[number] = before
+            return Drop(number, tuple(names))
+
+        told = await self._ask(ask, _DROP_PATIENCE_S)
+        if isinstance(told, Dropped):
+            return told.num_pieces
+        return None if self.send is not None else 0
+
+    async def in_memory(self, names: Collection[bytes]) -> frozenset[bytes]:
+        """Those of these that are in its memory; none if it does not answer."""
+        told = await self._ask(lambda number: MemoryAsked(number, tuple(names)), _PATIENCE_S)
+        return frozenset(told.names) if isinstance(told, InMemory) else frozenset()
+
+    async def _ask(self, say: Ask, patience_s: float) -> Dropped | InMemory | None:
         if self.send is None:
             return None
-        key = type(question), question.number
-        asked = self._asked[key] = asyncio.get_running_loop().create_future()
-        if say is not None:
-            say()
-        else:
-            self.send(question)
+        self._num_asked += 1
+        number = self._num_asked
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.send(say(number))
         try:
             async with asyncio.timeout(patience_s):
                 return await asked
         except TimeoutError:
             return None
         finally:
-            del self._asked[key]
+            del self._asked[number]
 
-    def tell(self, news: KvNews) -> None:
-        """Say it to a worker that knows the store."""
-        if self.send is not None and self.has_disk:
-            self.send(news)
-
-    def hint(self, hint: Hint) -> None:
-        """Say it to a worker, also to one that has no disk."""
-        if self.send is not None:
-            self.send(hint)
-
-    def tell_room(self, key: str, *, is_given: bool) -> None:
-        """Its writer waits for this, also where the store went away meanwhile."""
-        if self.send is not None:
-            self.send(RoomGiven(key=key, is_given=is_given))
+    def _answer(self, number: int, event: Dropped | InMemory | None) -> None:
+        asked = self._asked.get(number)
+        if asked is not None and not asked.done():
+            asked.set_result(event)
 
 
-def _answer(
-    asked: asyncio.Future[HotNow | Forgotten | None], event: HotNow | Forgotten | None
-) -> None:
-    if not asked.done():
-        asked.set_result(event)
+class Ask(Protocol):
+    """Makes a question of its number."""
 
-
-def _answered(event: HotNow | Forgotten) -> Question:
-    return Forget if isinstance(event, Forgotten) else HotAsked, event.number
+    def __call__(self, number: int, /) -> Drop | MemoryAsked: ...

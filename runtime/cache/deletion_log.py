@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from msgspec import structs
 
-from runtime.slot_events import Forget
+from runtime.kv_messages import Forget
 from store.keyed_names import Whom
 
 _MAX_DELETIONS = 1000
@@ -75,6 +75,10 @@ class DeletionLog:
         counts as deleted.
         """
         return max(self._lost, min(one.number for one in self._open))
+
+    def hold(self) -> Receipt:
+        """The receipt of what came first of all that is in flight."""
+        return min(self._open, key=lambda one: one.number)
 
     def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
         """Whether a deletion since then is meant; what came before all that is known is deleted."""

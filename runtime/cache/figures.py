@@ -6,13 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.cache.maintenance import floor_of
-from runtime.cache.owned import OpenStore
 from runtime.wire import KvCounts
 from store.types import Tier
-from store.upkeep import disk_room
 
-GAUGES = {"hot_bytes": 0, "num_runs": 0, "num_queued_bytes": 0}
+GAUGES = {"hot_bytes": 0, "num_pieces": 0, "num_queued_bytes": 0}
 """What is no longer there once a worker has left."""
 
 
@@ -62,14 +59,3 @@ def added(one: KvCounts, other: KvCounts) -> KvCounts:
     ours, theirs = msgspec.structs.astuple(one), msgspec.structs.astuple(other)
     sums = [a + b for a, b in zip(ours, theirs, strict=True)]
     return KvCounts(**dict(zip(KvCounts.__struct_fields__, sums, strict=True)))
-
-
-def disk_figures(store: OpenStore) -> DiskFigures:
-    """What is on disk now. Raises StoreError."""
-    labels = {row.hash: row.label for row in store.records.models()}
-    tiers = tuple(
-        TierFigure(labels.get(total.model) or total.model.hex()[:16], *total[1:])
-        for total in store.index.totals()
-    )
-    room = disk_room(store.root)
-    return DiskFigures(tiers, room.free_bytes, floor_of(room), store.disk.cap_bytes)

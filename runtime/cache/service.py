@@ -1,4 +1,4 @@
-"""`KvStore`: the server's side of the KV hierarchy, between the workers and the store.
+"""`KvStore`: the server's side of KV by blocks, between the workers and the store.
 
 It belongs to the event loop and never blocks it.
 """
@@ -6,113 +6,136 @@ It belongs to the event loop and never blocks it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Generator, Iterable
-from functools import partial
+from array import array
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
-from uuid import uuid4
+from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import structlog
+from msgspec import structs
 
-from runtime.cache.attachment import WorkerAttachment
-from runtime.cache.channel import KvChannel
-from runtime.cache.deletion_log import Models, Receipt
-from runtime.cache.disk_budget import RECOVERED, Reserved
+from runtime.cache.channel import BlockChannel
+from runtime.cache.deletion_log import DeletionLog, Models, Receipt
 from runtime.cache.figures import (
     GAUGES,
     DiskFigures,
     KvFigures,
+    TierFigure,
     WrittenGroup,
     added,
-    disk_figures,
 )
-from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife
-from runtime.cache.maintenance import StoreLimits, evictor, keep_within_caps, make_room
+from runtime.cache.inventory import Inventory, conversation_of, whom_of
+from runtime.cache.lifecycle import ColdStatus, KvStatus, StoreLife, StoreThread
+from runtime.cache.memory import WorkersMemory
 from runtime.cache.naming import Naming, Reader
-from runtime.cache.owned import Merged, News, OpenStore
-from runtime.cache.publisher import Publisher
+from runtime.cache.opened import BlockStore, open_blocks
+from runtime.cache.pins import Pins
 from runtime.cache.request_rows import RequestRows
-from runtime.cache.reservations import Reservations
-from runtime.cache.store_opening import open_store
-from runtime.cache.unread_slots import BadSlots, Promotions
+from runtime.cache.tending import (
+    Gone,
+    delete,
+    delete_head,
+    deleted,
+    deleted_head,
+    folders_of,
+    heads_meant,
+    terms_of,
+)
+from runtime.cache.upkeep import make_room
 from runtime.cache.worker_channel import Report, options_of
-from runtime.cache.worker_memory import WorkerMemory
 from runtime.config.settings import Settings
-from runtime.errors import StoreUnavailable
-from runtime.models.identified import Identity
-from runtime.slot_events import (
+from runtime.errors import StoreUnavailable, UnknownConversation
+from runtime.kv_messages import (
+    Allow,
+    Allowance,
+    Brought,
+    Damaged,
+    Ended,
     Forget,
     HotBudget,
-    PinWanted,
-    RoomLeft,
+    Kept,
+    Opened,
     RoomWanted,
     SliceLearned,
-    SlotBad,
-    SlotQueued,
-    SlotsGone,
-    SlotsLeft,
-    SlotStaged,
-    SlotsUsed,
-    SlotsWanted,
-    StoreTrouble,
-    TurnEnded,
-    WritesPaused,
+    Trouble,
+    Want,
 )
+from runtime.models.identified import Identity
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
-from store.errors import StoreError
-from store.prefixes import PrefixFiles
-from store.recovery import Recovery
+from store.block_names import HashChain
+from store.head_file import Head, HeadFile, Owner
+from store.heads import Heads, Published, TurnedAway
+from store.keyed_names import Asker, conversation_key, keyed_hash
+from store.keyed_names import Whom as Named
+from store.slots import BlockKey, Slots
 from store.types import ModelRow, RunFigures
+from store.upkeep import disk_room
 
 T = TypeVar("T")
 
-Opener = Callable[[Path, str | None, bytes | None], OpenStore]
-
-_RESTREAM_S = 1.0
 _OPEN_PATIENCE_S = 3.0
 _NAMES_PATIENCE_S = 60.0
 _LOAD_SHARE = 4
 """Of the time that a load may take, what a loaded model may wait for the store."""
-
-_TOUCH_S = 1.0
-_CAP_S = 1.0
-_MAKE_ROOM_S = 30.0
-"""A disk that others fill is no reason to throw everything away at once."""
 
 _TROUBLES = frozenset({"full", "failed"})
 
 _log = structlog.stdlib.get_logger("hearth.store")
 
 
+class Removed(NamedTuple):
+    """What a deletion removed: conversations, blocks on disk, and pieces of workers' memory.
+
+    `num_pieces` is None where a worker has not dropped it yet, which it does before anything that
+    it reads after that.
+    """
+
+    num_conversations: int
+    num_slots: int
+    num_pieces: int | None
+
+
+class Deleting:
+    """A deletion that is under way, and the conversations of heads that it turned away."""
+
+    def __init__(self, whom: Named, models: Collection[bytes] | None) -> None:
+        self._whom, self._models = whom, models
+        self.conversations: set[object] = set()
+
+    def hear(self, secret: bytes, said: TurnedAway) -> None:
+        """A head was turned away, perhaps by another deletion; `secret` keys its owner."""
+        if heads_meant(secret, self._whom, self._models).means(said.head):
+            self.conversations.add(conversation_of(said.head))
+
+
 class KvStore:
     """Give each worker a `channel`; `start` before the first, `stop` after the last."""
 
-    def __init__(
-        self, settings: Settings, opener: Opener = open_store, reader: Reader = Identity.read
-    ) -> None:
+    def __init__(self, settings: Settings, reader: Reader = Identity.read) -> None:
         self._settings = settings
-        self._open_store = opener
-        self._reserved: dict[str, Reserved] = {}
-        self._life = StoreLife[OpenStore](self, has_disk=settings.kv_disk)
-        self._channels: set[KvChannel] = set()
-        self.memory = WorkerMemory(self._life, self._channels, StoreLimits.of(settings))
+        self._life = StoreLife[BlockStore](self, has_disk=settings.kv_disk)
+        self.requests = RequestRows[BlockStore](self._life)
         self._retired: dict[str, KvCounts] = {}
         self._disk = DiskFigures()
-        self.publisher = Publisher(self._life, self._channels, self._on_published)
-        self.requests = RequestRows[OpenStore](self._life)
-        naming = Naming[OpenStore](settings, self._life, reader)
-        self._welcome = WorkerAttachment(settings, self._life, naming, self._on_named)
-        self._promotions = Promotions(self._life, self._tell)
-        self._bad = BadSlots(self._life, self._tell, self._bring, self.on_slots)
-        self._reservations = Reservations(self._life)
-        self._used: dict[str, float] = {}
-        self._toucher: asyncio.Task[None] | None = None
-        self._made_room_s = -_MAKE_ROOM_S
-        self._capper: asyncio.Task[None] | None = None
+        self._naming = Naming[BlockStore](settings, self._life, reader)
+        self._channels: set[BlockChannel] = set()
+        self.memory = WorkersMemory(self._life, self._channels, self.all_heads, settings)
+        self.pins = Pins(settings, self._life, self.hash_of)
+        self._deletions = DeletionLog()
+        self._listeners: list[Callable[[WrittenGroup], None]] = []
+        self._publishing: set[asyncio.Task[None]] = set()
+        """Heads that were told and are being published, or turned away."""
+        self._deleting: set[Deleting] = set()
+        self._is_asked: Callable[[str], bool] = lambda _: False
+        self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
+        """Heads of workers that have no names of a store, which are in their memory only."""
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
 
     @property
     def status(self) -> KvStatus:
@@ -125,9 +148,14 @@ class KvStore:
         return self._life.cold
 
     @property
-    def store(self) -> OpenStore | None:
+    def store(self) -> BlockStore | None:
         """The open store; None while there is none."""
         return self._life.store
+
+    @property
+    def secret(self) -> bytes:
+        """By which keys stand for session ids."""
+        return self._life.secret
 
     def start(self) -> None:
         """Begin to open the store; returns at once."""
@@ -137,9 +165,21 @@ class KvStore:
         """Publish what has arrived, then close; the workers are gone already."""
         await self._life.close()
 
-    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> KvChannel:
+    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> BlockChannel:
         """A new worker's share, whose KV may take so much memory; None leaves it to us."""
-        return KvChannel(self, spec, budget)
+        return BlockChannel(self, spec, budget)
+
+    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
+        """Have `tell` called for what was written for each head, once that is published."""
+        self._listeners.append(tell)
+
+    def ask_requests(self, is_asked: Callable[[str], bool]) -> None:
+        """Who is asked whether there is an open request of a conversation, by its session id."""
+        self._is_asked = is_asked
+
+    def loaded(self) -> list[BlockChannel]:
+        """Those of the workers that have names of the store."""
+        return [one for one in self._channels if one.has_disk]
 
     async def remembered(self) -> dict[str, ModelRow]:
         """What former runs showed, by model id; nothing while there is no store."""
@@ -147,7 +187,7 @@ class KvStore:
         rows = await self._life.attempt(lambda store: store.records.models()) or []
         return {row.label: row for row in reversed(rows)}
 
-    def measured(self, channel: KvChannel, run: RunFigures) -> None:
+    def measured(self, channel: BlockChannel, run: RunFigures) -> None:
         """Remember what a worker's run showed."""
         if channel.has_disk:
             self._life.spawn(self._remember(channel.model_hash, run))
@@ -156,22 +196,17 @@ class KvStore:
 
     async def settled(self, patience_s: float = _OPEN_PATIENCE_S) -> None:
         """Wait a moment for a store that is being opened."""
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._life.settled.wait()
 
     def receive(self) -> Receipt:
         """A request came: what is deleted from now on, its receipt is held, is deleted for it."""
-        return self.publisher.deletions.receive()
-
-    @property
-    def secret(self) -> bytes:
-        """By which keys stand for session ids."""
-        return self._life.secret
+        return self._deletions.receive()
 
     def is_deleted(self, received: Receipt, is_meant: Callable[[Forget], bool]) -> bool:
         """Whether something was deleted since then, and is meant."""
-        return self.publisher.deletions.is_deleted(received, is_meant)
+        return self._deletions.is_deleted(received, is_meant)
 
     async def is_open(self) -> bool:
         """Whether there is a store, while one is being opened after `patience_s` at the latest."""
@@ -189,9 +224,18 @@ class KvStore:
     async def _remember(self, model: bytes, run: RunFigures) -> None:
         await self._life.attempt(lambda store: store.records.measured(model, run).result())
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether long work is to come to its end."""
+        return self._life.stopping.is_set()
+
+    def loaded_models(self) -> frozenset[bytes]:
+        """The model hashes of the workers there are, as far as they are known."""
+        return frozenset(one.model_hash for one in self._channels if one.has_disk)
+
     async def refresh(self) -> None:
         """Count what is on disk, for `figures`."""
-        self._disk = await self._life.attempt(disk_figures) or DiskFigures()
+        self._disk = await self._life.attempt(_disk_figures) or DiskFigures()
 
     def figures(self) -> KvFigures:
         """All counters as they are now."""
@@ -204,127 +248,175 @@ class KvStore:
         is_up = self.status.state == "ok" if self.status.state != "off" else None
         return KvFigures(models, counts, self._disk, self._life.reach.is_away, is_up)
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether long work is to come to its end."""
-        return self._life.stopping.is_set()
+    def inventory(self, *, on_disk: bool = False) -> Inventory:
+        """What is kept on disk; unless that is asked for alone, what is in memory only as well,
+        where it has names of the store.
+
+        Raises:
+            StoreUnavailable: there is no store.
+        """
+        store = self._life.store
+        if store is None:
+            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
+        size, wall_s = self._settings.block_size, store.clock.wall_s
+        return Inventory(store.heads, size, store.secret, wall_s, on_disk=on_disk)
+
+    def hint(self, whom: Named, pause_s: float | None, *, is_over: bool) -> None:
+        """These conversations go on in so many seconds, or not at all."""
+        for heads in self.all_heads():
+            meant = heads_meant(self.secret_of(heads), whom, None)
+            with heads.lock:
+                ids = [i for i, one in heads.known.items() if meant.means(one.head)]
+            self.memory.hint(ids, pause_s, is_over=is_over)
+
+    def all_heads(self) -> list[Heads]:
+        """Those of workers without names of a store, and those of the store."""
+        store = self._life.store
+        return [self._unnamed] if store is None else [self._unnamed, store.heads]
+
+    def secret_of(self, heads: Heads) -> bytes:
+        """What keys the owners of these heads."""
+        return b"" if heads is self._unnamed else self.secret
 
     def hash_of(self, model: str) -> bytes | None:
         """The model hash of a model that is loaded and has a disk."""
-        return self.memory.hash_of(model)
+        return next((c.model_hash for c in self.loaded() if model in c.spec.names), None)
 
-    def loaded_models(self) -> frozenset[bytes]:
-        """The model hashes of the workers there are, as far as they are known."""
-        return frozenset(one.model_hash for one in list(self._channels) if one.has_disk)
+    # Deleting
 
-    def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
-        """Have `tell` called for every group of slots that was published."""
-        self.publisher.listen(tell)
+    async def delete(self, whom: Named, models: Collection[bytes] | None = None) -> Removed:
+        """Delete what these said, on disk and in memory, and what is on its way of it.
 
-    async def chore(self, work: Callable[[OpenStore], Iterable[News]]) -> None:
-        """Do long work in the thread for it, and tell the workers what changes as it does."""
-        loop, stopping = asyncio.get_running_loop(), self._life.stopping
-
-        def run(store: OpenStore) -> None:
-            for news in work(store):
-                loop.call_soon_threadsafe(self._tell, news)
-                if stopping.is_set():
-                    return
-
-        if not stopping.is_set():
-            await self._life.attempt(run, "chore")
-
-    async def tend(self, work: Callable[[OpenStore, Callable[[SlotsGone | Merged], None]], T]) -> T:
-        """Do what somebody asked for, in a thread; what it reports as gone the workers are told.
+        A conversation of which there is only a request that waits counts as one.
 
         Raises:
-            StoreUnavailable: there is no store, or it fails.
+            StoreUnavailable: what is on disk is not deleted; what is in memory is.
         """
         await self.settled()
-        await self.publisher.noted()
-        loop, store = asyncio.get_running_loop(), self._life.store
-        if store is None:
-            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
-
-        def on_gone(news: SlotsGone | Merged) -> None:
-            loop.call_soon_threadsafe(self._tell, news)
-
+        before = self._deletions.receive()
+        news = self._deletions.record(whom, self.secret, models)
+        number = news.number
+        is_asked = whom.session_id is not None and self._is_asked(whom.session_id)
+        self._deleting.add(deleting := Deleting(whom, models))
         try:
-            return await asyncio.to_thread(work, store, on_gone)
-        except StoreError as error:
-            raise StoreUnavailable(f"The store fails: {error}.") from error
+            gone = await self._life.attempt(lambda store: delete(store, whom, models, number))
+            is_deleted = gone is not None or not self._settings.kv_disk
+            unnamed = deleted(self._unnamed, heads_meant(b"", whom, models), number)
+            every = [one for one in (gone, unnamed) if one is not None]
+            removed = await self._dropped(before, (news, models), every, is_deleted=is_deleted)
+        finally:
+            self._deleting.discard(deleting)
+        found = deleting.conversations.union(*(one.conversations for one in every))
+        return removed._replace(num_conversations=max(len(found), int(is_asked)))
 
-    async def tend_prefixes(self, work: Callable[[PrefixFiles], T]) -> T:
-        """Do something to the files of learned prefixes, in a thread. Raises StoreUnavailable."""
+    async def delete_head(self, head_id: str) -> Removed:
+        """The same of a conversation without a session id, which this head is.
 
-        def tend(store: OpenStore, _: object) -> T:
-            @contextlib.contextmanager
-            def room(num_bytes: int) -> Generator[bool]:
-                key = f"prefix-{uuid4().hex}"
-                try:
-                    yield store.disk.reserve(key, num_bytes, is_small=True)
-                finally:
-                    store.disk.release(key)
+        Raises:
+            UnknownConversation: there is no such head.
+            StoreUnavailable: as `delete`.
+        """
+        await self.settled()
+        heads = next((one for one in self.all_heads() if head_id in one.known), None)
+        if heads is None:
+            message = f"The conversation {head_id} has gone meanwhile."
+            raise UnknownConversation(message, "conversation")
 
-            return work(PrefixFiles(store.root, store.secret, room))
+        head = heads.known[head_id].head
+        whom = await self._with(heads, lambda: self._whom_of(heads, head_id))
+        if whom is None:
+            raise StoreUnavailable(f"The store fails: {self.status.message}.")
+        before = self._deletions.receive()
+        news = self._deletions.record(whom, self.secret, {head.model})
+        if heads is self._unnamed:
+            gone = deleted_head(heads, head_id, news.number)
+        else:
+            gone = await self._life.attempt(lambda store: delete_head(store, head_id, news.number))
+        every = [gone] if gone is not None else []
+        told = news, {head.model}
+        return await self._dropped(before, told, every, is_deleted=bool(every))
 
-        return await self.tend(tend)
+    def _whom_of(self, heads: Heads, head_id: str) -> Named:
+        """By what is deleted what has no session id: workers have its turns in memory as well."""
+        whom = whom_of(heads, head_id, self._settings.block_size)
+        if heads is self._unnamed or whom.chain is None:
+            return whom
+        head, token_ids = heads.read(head_id)
+        folders = folders_of(self._settings.kv_root, head, token_ids)
+        return structs.replace(whom, chain=structs.replace(whom.chain, folders=folders))
 
-    @property
-    def pins(self) -> WorkerMemory:
-        """What is pinned."""
-        return self.memory
+    async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
+        """What is done to the store's heads is done in its thread; None where it fails."""
+        if heads is self._unnamed:
+            return work()
+        return await self._life.attempt(lambda _: work())
+
+    async def _dropped(
+        self,
+        before: Receipt,
+        news: tuple[Forget, Models],
+        gone: Sequence[Gone],
+        *,
+        is_deleted: bool,
+    ) -> Removed:
+        """Have the workers keep nothing of what was deleted; what that was.
+
+        Heads of it may be on their way until the workers have dropped it: the deletion is known
+        for as long as the receipt `before` is held.
+        """
+        by_model: dict[bytes, list[bytes]] = {}
+        for key in (key for one in gone for key in one.keys):
+            by_model.setdefault(key.model, []).append(key.name)
+        asking: list[Coroutine[Any, Any, int | None]] = []
+        for channel in list(self._channels):
+            self._tell_deletion(channel, *news)
+            asking.append(channel.dropped(by_model.get(channel.model_key, ()), before))
+        told = await asyncio.gather(*asking)
+        if publishing := [*self._publishing]:  # what it was told of while it dropped the rest
+            await asyncio.wait(publishing)
+        if not is_deleted:
+            raise StoreUnavailable(f"There is no store to work on: {self.status.message}.")
+        return Removed(
+            sum(len(one.conversations) for one in gone),
+            sum(one.num_slots for one in gone),
+            None if None in told else sum(filter(None, told)),
+        )
+
+    def _tell_deletion(self, channel: BlockChannel, news: Forget, models: Models) -> None:
+        """Tell a worker of what is deleted, unless that is known to be of other weights."""
+        if models is None or channel.model_key in models:
+            channel.tell(news)
+
+    def drop(self, keys: Iterable[BlockKey]) -> None:
+        """Have no worker keep in memory what nobody has any more."""
+        by_model: dict[bytes, list[bytes]] = {}
+        for key in keys:
+            by_model.setdefault(key.model, []).append(key.name)
+        for channel in self._channels:
+            channel.drop(by_model.get(channel.model_key, ()))
 
     # What the store's life calls
 
-    def open(self, secret: bytes | None) -> OpenStore:
-        settings = self._settings
-        return self._open_store(settings.kv_root, settings.cold_store, secret)
+    def open(self, secret: bytes | None) -> BlockStore:
+        return open_blocks(self._settings.kv_root, terms_of(self._settings), secret)
 
-    def on_opening(self, store: OpenStore) -> None:
-        loop, limits = asyncio.get_running_loop(), StoreLimits.of(self._settings)
-        evict = evictor(store, limits, lambda news: loop.call_soon_threadsafe(self._tell, news))
-        store.keep_to(self._settings.cache_max_bytes, evict, self._reserved)
-        _log.info("conversations are kept", directory=str(self._settings.kv_root))
+    def on_opening(self, store: BlockStore) -> None:
+        for news, models in self._deletions.known():
+            store.heads.remember(heads_meant(store.secret, news.whom, models), news.number)
+        _log.info("conversations are kept", directory=str(store.root))
 
     def on_opened(self) -> None:
         for channel in self._channels:
-            self._life.spawn(self._welcome.greet(channel))
-        if (store := self._life.store) is not None:
-            self._life.spawn(self._recover(store))
-
-    async def _recover(self, store: OpenStore) -> None:
-        """Put rows and files in agreement beside the requests; tell what is found as it is."""
-        now_s = time.time()
-        is_over, lock = self._life.stopping.is_set, store.replacing
-        recovery = Recovery(store.root, store.database, store.cold, now_s, is_over, lock)
-        recovery.reserve = partial(store.disk.reserve_spare, RECOVERED)
-
-        def run(_: OpenStore) -> None:
-            with store.moving:
-                recovery.run()
-            store.disk.release(RECOVERED)
-
-        running = asyncio.ensure_future(self._life.attempt(run, "chore"))
-        num_told = 0
-        while not running.done():
-            await asyncio.wait([running], timeout=_RESTREAM_S)
-            if recovery.report.num_adopted != num_told:
-                num_told = recovery.report.num_adopted
-                self.on_slots()
-
-    def on_slots(self) -> None:
-        for channel in self._channels:
-            self._life.spawn(self._welcome.tell_of_more(channel))
+            self._life.spawn(self._greet(channel))
 
     def on_full(self) -> None:
-        if time.monotonic() - self._made_room_s > _MAKE_ROOM_S:
-            self._made_room_s = time.monotonic()
-            self._life.spawn(self.chore(make_room))
+        self._life.spawn(self._make_room())
 
     def on_probed(self) -> None:
         for channel in self._channels:
-            channel.try_again()
+            if channel.has_disk:
+                self._tell_names(channel)
+                self._publish_again(channel)
 
     # What the channels call
 
@@ -332,102 +424,256 @@ class KvStore:
         """What a worker for this model is loaded with."""
         return options_of(self._settings, spec, budget, self._life.secret)
 
-    def join(self, channel: KvChannel) -> None:
-        """A worker is loading: tell it what is on disk of its model, if there is a store yet."""
+    def join(self, channel: BlockChannel) -> None:
+        """A worker is loading: tell it by what names it finds its KV, if there is a store yet.
+
+        First what was deleted: requests that are to be handed to it may have come before that.
+        """
         self._channels.add(channel)
+        channel.before = self._deletions.hold() if self._settings.kv_disk else None
+        for news, models in self._deletions.known():
+            self._tell_deletion(channel, news, models)
         if self._life.store is not None:
-            self._life.spawn(self._welcome.greet(channel))
+            self._life.spawn(self._greet(channel))
 
-    def leave(self, channel: KvChannel) -> None:
-        """A worker is gone."""
+    def leave(self, channel: BlockChannel) -> None:
+        """A worker is gone, and with it what was in its memory."""
         self._channels.discard(channel)
-        self._reservations.leave(channel)
-        model, counts = channel.spec.id, msgspec.structs.replace(channel.counts, **GAUGES)
+        channel.before = None
+        model, counts = channel.spec.id, structs.replace(channel.counts, **GAUGES)
         self._retired[model] = added(self._retired.get(model, KvCounts()), counts)
+        self._unnamed.leave_memory(channel.names)
+        self._life.spawn(self._leave(channel, time.time()))
 
-    def deletions(self) -> list[tuple[Forget, Models]]:
-        """What a worker that comes now is to be told was deleted, if it is of these models."""
-        return self.publisher.deletions.known()
+    async def _leave(self, channel: BlockChannel, before_s: float) -> None:
+        """After what it told last was published: what it left of unfinished turns goes."""
+        model = channel.model_hash
+        is_last = all(one.model_hash != model for one in self._channels)
 
-    def hear(self, channel: KvChannel, event: Report) -> None:
+        def leave(store: BlockStore) -> None:
+            if model and is_last:
+                store.heads.leave_memory(model)
+            store.room.leave(channel.key, model if is_last else b"", before_s)
+
+        await self._life.attempt(leave)
+
+    def hear(self, channel: BlockChannel, event: Report) -> None:
         """A worker reports."""
         match event:
-            case SlotStaged():
-                self._reservations.staged(event.header.id)
-                self.publisher.take(channel, event)
-            case TurnEnded():
-                self.publisher.end_turn(channel, event)
-            case SlotQueued() | SlotsLeft():
-                self.publisher.note(channel, event)
+            case Ended(path=None):
+                self._keep_in_memory(channel, event)
+            case Ended():
+                self._spawn(self._publish(channel, event))
+            case Allow():
+                self._life.spawn(self._allow(channel, event))
+            case Want():
+                self._life.spawn(self._bring(channel, event.names))
+            case Damaged(names=names):
+                keys = [BlockKey(channel.model_hash, one) for one in names]
+                self._life.spawn(self._note_damaged(keys))
+            case Trouble(reason=reason):
+                if reason in _TROUBLES:
+                    self._life.fail(reason, "a worker could not write")
             case RoomWanted():
-                self._reservations.wanted(channel, event)
-            case RoomLeft(key=key):
-                self._reservations.left(key)
-            case SlotsUsed(ids=ids, longer=longer):
-                for one in ids:
-                    self._used[one] = max(self._used.get(one, 0.0), longer.get(one, 0.0))
-                if self._toucher is None or self._toucher.done():
-                    self._toucher = self._life.spawn(self._touch())
-            case SlotBad():
-                self._life.spawn(self._bad.hear(channel, event))
-            case PinWanted():
-                self._life.spawn(self.memory.pin(channel.model_hash, event))
-            case SlotsWanted(ids=ids):
-                self._life.spawn(self._bring(channel, ids))
+                self._life.spawn(self._give_room(channel, event))
             case SliceLearned(num_tokens=size, device=device, was=was):
                 _log.info("prefill slice learned", model=channel.spec.id, size=size, was=was)
                 self.measured(channel, RunFigures(prefill_slice=size, slice_device=device))
-            case StoreTrouble(reason=reason):
-                if reason in _TROUBLES:
-                    self._life.fail(reason, "a worker could not write a slot")
             case _:
-                pass  # the channel takes answers
+                pass
 
-    def _on_named(self, channel: KvChannel) -> None:
-        runs, channel.measured_runs = channel.measured_runs, []
-        for run in runs:
-            self.measured(channel, run)
-        self._rest([channel])
+    # Names
 
-    async def _bring(self, channel: KvChannel, ids: tuple[str, ...]) -> None:
-        await self._promotions.bring(channel, ids)
-        self._look_at_caps()
+    def _chain_of_unnamed(self, names: bytes) -> HashChain:
+        return HashChain(names, b"", block_size=self._settings.block_size)
 
-    def _on_published(self) -> None:
-        self._rest(self._channels)
-        self._look_at_caps()
+    async def _greet(self, channel: BlockChannel) -> None:
+        """Tell a worker by what names it finds its KV in the store that was opened."""
+        async with channel.welcoming:
+            model = await self._naming.of(channel)
+            if self._life.store is None or model is None:
+                return
+            row = await self._life.attempt(lambda one: one.records.model(model))
+            channel.model_hash = model
+            for news, models in self._deletions.known():
+                if models is not None:
+                    self._tell_deletion(channel, news, models)
+            self._tell_names(channel, row)
+            unnamed, channel.unnamed = channel.unnamed, {}
+            kept = [ended for one, ended in unnamed.items() if one in self._unnamed.known]
+            self._unnamed.leave_memory(channel.names)
+            keeping = [self._spawn(self._keep_named(channel, ended)) for ended in kept]
+            await asyncio.gather(*keeping)  # what was deleted of it leaves memory before it is used
+            channel.before = None
+            self._publish_again(channel)
+            runs, channel.measured_runs = channel.measured_runs, []
+            for run in runs:
+                self.measured(channel, run)
+            channel.welcomed()
+        await self.memory.warm(channel, channel.kv.prewarm_bytes)
 
-    def _look_at_caps(self) -> None:
-        if self._capper is None or self._capper.done():
-            self._capper = self._life.spawn(self._cap())
+    def _tell_names(self, channel: BlockChannel, row: ModelRow | None = None) -> None:
+        size, device = (row.prefill_slice, row.slice_device or "") if row else (None, "")
+        channel.tell(Opened(channel.model_hash, self.secret, size, device))
 
-    def _rest(self, channels: Iterable[KvChannel]) -> None:
-        """Spare the disk when enough was written today."""
-        store = self._life.store
-        if store is None:
+    # Heads
+
+    def _keep_in_memory(self, channel: BlockChannel, ended: Ended) -> None:
+        """A head that is in a worker's memory only."""
+        if not channel.has_disk:
+            said = self._unnamed.publish(
+                _told_head(self._chain_of_unnamed(channel.names), channel.names, b"", ended),
+                ended.received,
+                ended.ends,
+            )
+            if isinstance(said, TurnedAway):
+                channel.drop(one.name for one in self._turned_away(b"", said))
+            else:
+                channel.unnamed[ended.head_id] = ended
+                channel.unnamed = {
+                    one: told for one, told in channel.unnamed.items() if one in self._unnamed.known
+                }
             return
-        rest_s = store.write_budget.rest_s(self._settings.kv_daily_write_bytes, time.time())
-        if rest_s:
-            _log.warning("daily_writes_used_up", resumes_in_s=round(rest_s))
-            for channel in channels:
-                channel.tell(WritesPaused(rest_s))
+        self._spawn(self._keep_named(channel, ended))
 
-    async def _cap(self) -> None:
-        """Writes may have exceeded a cap; several at a time are looked at together."""
-        await self._life.pause(_CAP_S)
-        limits = StoreLimits.of(self._settings)
-        await self.chore(lambda store: keep_within_caps(store, limits))
+    async def _keep_named(self, channel: BlockChannel, ended: Ended) -> None:
+        model = channel.model_hash
 
-    async def _touch(self) -> None:
-        await self._life.pause(_TOUCH_S)
-        used, self._used = self._used, {}
-        await self._life.attempt(lambda store: store.touch(list(used), used))
+        def keep(store: BlockStore) -> Published | TurnedAway:
+            head = _told_head(store.chain_of(model), model, store.secret, ended)
+            return store.heads.publish(head, ended.received, ended.ends)
 
-    def _tell(self, news: News, besides: KvChannel | None = None) -> None:
-        if not news.ids:
-            return
-        for channel in self._channels - {besides}:
-            if not isinstance(news, Merged):
-                channel.tell(news)
-            elif channel.model_hash == news.model:
-                channel.tell(news.told)
+        said = await self._life.attempt(keep)
+        if isinstance(said, TurnedAway):
+            self.drop(self._turned_away(self.secret, said))
+
+    async def _publish(self, channel: BlockChannel, ended: Ended) -> None:
+        """Have a staged head, and say so: from then on its blocks stay."""
+        store, start_ns = self._life.store, time.time_ns()
+        said = None
+        if store is not None:
+            tried: list[Published | TurnedAway | None] = []
+            await self._life.attempt(lambda one: tried.append(self._published(one, channel, ended)))
+            if not tried:
+                channel.unpublished.append(ended)
+                return
+            (said,) = tried
+            # Requests of the others, and of those that are tried again, may have come before.
+            if len(self._publishing) == 1 and not any(one.unpublished for one in self._channels):
+                store.heads.settle(self._deletions.floor)
+        is_kept = isinstance(said, Published)
+        lacking = tuple(key.name for key in said.lacking) if isinstance(said, Published) else ()
+        channel.tell(Kept(ended.head_id, is_kept, lacking))
+        if isinstance(said, TurnedAway):
+            self.drop(self._turned_away(self.secret, said))
+        if isinstance(said, Published):
+            num_slots, num_bytes = said.num_new_slots, ended.num_bytes
+            for tell in self._listeners:
+                tell(WrittenGroup(num_slots, num_bytes, start_ns, time.time_ns()))
+
+    def _turned_away(self, secret: bytes, said: TurnedAway) -> list[BlockKey]:
+        """What leaves memory with it; who deletes it is to know that it was there."""
+        for one in self._deleting:
+            one.hear(secret, said)
+        return said.gone
+
+    def _published(
+        self, store: BlockStore, channel: BlockChannel, ended: Ended
+    ) -> Published | TurnedAway | None:
+        said = store.publish(channel.key, ended)
+        if isinstance(said, Published):
+            self.pins.check(store, said.known)
+        return said
+
+    def _publish_again(self, channel: BlockChannel) -> None:
+        waiting, channel.unpublished = channel.unpublished, []
+        for ended in waiting:
+            self._spawn(self._publish(channel, ended))
+
+    def _spawn(self, publishing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Who deletes waits for it."""
+        task = self._life.spawn(publishing)
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+        return task
+
+    # Room
+
+    async def _allow(self, channel: BlockChannel, asked: Allow) -> None:
+        def allow(store: BlockStore) -> int:
+            age_s = time.monotonic() - asked.made_s
+            num_bytes, is_pinned = asked.num_bytes, asked.is_pinned
+            return store.room.allow(channel.key, num_bytes, age_s, is_pinned=is_pinned)
+
+        if publishing := [*self._publishing]:  # what they go through may leave then
+            await asyncio.wait(publishing)
+        given = await self._life.attempt(allow, "room")
+        channel.tell(Allowance(given or 0))
+
+    async def _give_room(self, channel: BlockChannel, wanted: RoomWanted) -> None:
+        """A file of turns, which is counted among what else the store takes."""
+        given = await self._life.attempt(
+            lambda store: store.room.spare_bytes() >= wanted.num_bytes, "room"
+        )
+        channel.tell_room(wanted.key, is_given=bool(given))
+
+    async def _bring(self, channel: BlockChannel, names: Sequence[bytes]) -> None:
+        keys = [BlockKey(channel.model_hash, one) for one in names]
+        there = await self._life.attempt(lambda store: store.bring(keys), "promote") or []
+        is_away = self._life.store is not None and self._life.store.is_away(keys)
+        channel.tell(Brought(tuple(one.name for one in there), tuple(names), is_away))
+
+    async def _note_damaged(self, keys: Sequence[BlockKey]) -> None:
+        await self._life.attempt(lambda store: store.note_damaged(keys))
+
+    async def _make_room(self) -> None:
+        await self.chore(make_room)
+
+    async def tend_cold(self, work: Callable[[BlockStore], T]) -> T:
+        """What is done to the cold store, in the thread for it. Raises StoreUnavailable."""
+        done = await self._life.attempt(work, "promote")
+        if done is None:
+            raise StoreUnavailable(f"The store fails: {self.status.message}.")
+        return done
+
+    async def chore(
+        self, work: Callable[[BlockStore], Iterable[BlockKey]], thread: StoreThread = "promote"
+    ) -> bool:
+        """Do long work in a thread, without another that for the cold store; what it says is gone
+        leaves the workers' memory. Whether it was done.
+        """
+        gone = None if self.is_stopping else await self._life.attempt(work, thread)
+        self.drop(gone or ())
+        return gone is not None
+
+
+def _disk_figures(store: BlockStore) -> DiskFigures:
+    """What is on disk now. Raises StoreError."""
+    labels = {row.hash: row.label for row in store.records.models()}
+    tiers = tuple(
+        TierFigure(labels.get(model) or model.hex()[:16], tier, *sums)
+        for (model, tier), sums in store.totals().items()
+    )
+    room = disk_room(store.root)
+    return DiskFigures(tiers, room.free_bytes, room.floor_bytes, store.room.warm_bytes)
+
+
+def _owner_of(secret: bytes, asker: Asker, root: bytes) -> Owner:
+    session_id = asker.session_id
+    session = b"" if session_id is None else conversation_key(secret, session_id)
+    return Owner(keyed_hash(secret, "model", asker.model.encode()), session, root)
+
+
+def _told_head(chain: HashChain, model: bytes, secret: bytes, ended: Ended) -> HeadFile:
+    """A head that was told with its tokens."""
+    token_ids = array("I", ended.token_ids)
+    owner = _owner_of(secret, ended.asker, chain.root_of(ended.tenant))
+    head = Head(
+        id=ended.head_id,
+        model=model,
+        owner=owner,
+        num_tokens=len(token_ids),
+        name=ended.asker.model,
+        continues=ended.continues,
+    )
+    return HeadFile(head, token_ids)

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import psutil
 
-from runtime import kv_messages, kv_sizes, slot_events
+from runtime import kv_messages, kv_sizes
 from runtime.cache.deletion_log import Receipt
 from runtime.config.settings import Settings
+from runtime.kv_messages import HotBudget
 from runtime.models.identified import look
 from runtime.models.identity import ModelFiles
-from runtime.slot_events import HotBudget
 from runtime.types import ModelSpec
 from runtime.wire import Heartbeat, KvCounts, KvOptions
 from store.types import ModelRow, RunFigures
@@ -28,7 +28,7 @@ Send = Callable[[Any], None]
 """Sends a command to a worker."""
 
 
-Report = slot_events.KvReport | kv_messages.KvReport
+Report = kv_messages.KvReport
 """What workers report."""
 
 
@@ -52,6 +52,7 @@ def options_of(
         kv_start=form.kv_start,
         secret=secret,
         has_cold=settings.cold_store is not None,
+        advance_bytes=kv_sizes.advance_budget(settings.cache_max_bytes),
     )
 
 

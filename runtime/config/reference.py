@@ -37,7 +37,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *(
                 "kv_disk",
-                "kv_blocks",
                 "cache_max_bytes",
                 "pinned_max_bytes",
                 "hot_bytes",
@@ -118,15 +117,13 @@ SETTINGS: dict[str, str] = {
     "decode_overlap": "compute the next token while the last one is sent; false only to find out "
     "where time goes",
     "kv_disk": "keep KV on disk as well as in memory",
-    "kv_blocks": "keep KV on disk as blocks and heads: a trial of what is going to be the only "
-    "form; it lies beside `kv_dir`, and neither form reads the other",
     "kv_dir": "directory of the KV on disk (default: kv in home)",
     "cache_max_bytes": "KV on disk, of all models (default: 100 GB, or a quarter of what is free)",
     "pinned_max_bytes": "KV on disk that one API key may pin with POST /v1/prewarm "
     "(default, and at most: half of cache_max_bytes, divided by the number of keys)",
     "hot_bytes": "KV in memory, of each model (default: a quarter of what its weights leave free)",
     "prewarm": "compute or restore known prompts before they are needed",
-    "prewarm_learned": "how many often used system prompts are learned for each model",
+    "prewarm_learned": "how many beginnings that conversations share are read with each model",
     "prewarm_share": "share of hot_bytes that is filled with the latest KV when a model loads",
     "block_size": "tokens in a block, the unit in which prompts are matched",
     "kv_bits": "quantise the KV cache to 4 or 8 bits (default: the model's own precision)",
@@ -135,7 +132,7 @@ SETTINGS: dict[str, str] = {
     "kv_write_queue_bytes": (
         "KV that may wait for the disk (default: a twentieth of the memory, 64 MiB to 2 GiB)"
     ),
-    "kv_daily_write_bytes": "most that is written in a day; after that only pinned KV is",
+    "kv_daily_write_bytes": "most written in a day; then only what requests and settings pin",
     "kv_ttl_s": "delete KV on disk after this long without use; 0: write none (default: 14 days)",
     "cold_store": "directory or s3:// address where KV moves after kv_ttl_s; for one home only",
     "cold_max_bytes": "KV in the cold store",

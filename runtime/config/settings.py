@@ -265,19 +265,18 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     The KV cache. `kv_disk = false` keeps KV in memory only, else it lies in `kv_dir` (`kv` in
     `home`) and takes `cache_max_bytes` there at most (100 GB, or a quarter of what is free), of
-    which each tenant may pin `pinned_max_bytes` (half of it, divided by the number of keys). With
-    `kv_blocks` it lies there as blocks and heads, in a directory of its own beside that one. A
+    which each tenant may pin `pinned_max_bytes` (half of it, divided by the number of keys). A
     model keeps `hot_bytes` in memory (a quarter of what its weights leave), of which a share of
     `prewarm_share` is filled after a load with what was used last. With `prewarm` the prefixes
-    that `prewarm` of a model has (texts, files in `home`, tables of system and tools) and up to
-    `prewarm_learned` that it is often asked with are made warm as well. `block_size` is the
-    unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises live KV; None keeps
-    the model's own dtype. All of a conversation's is, once it has `quantized_kv_start` tokens
-    (also per model), rounded up to a whole block. At most `kv_write_queue_bytes` wait to be
-    written, and after `kv_daily_write_bytes` in a day only pinned KV is. Unused KV leaves the disk
-    after `kv_ttl_s` unless the request says; 0 writes nothing. It moves to `cold_store` (a
-    directory or an `s3://` address) where there is one, which may take `cold_max_bytes`, for
-    `cold_ttl_s`.
+    that `prewarm` of a model has (texts, files in `home`, tables of system and tools) are made
+    warm as well, and of those that conversations on disk share up to `prewarm_learned`.
+    `block_size` is the unit of matching in tokens. `kv_bits` (4 or 8, also per model) quantises
+    live KV; None keeps the model's own dtype. All of a conversation's is, once it has
+    `quantized_kv_start` tokens (also per model), rounded up to a whole block. At most
+    `kv_write_queue_bytes` wait to be written, and after `kv_daily_write_bytes` in a day only
+    pinned KV is. Unused KV leaves the disk after `kv_ttl_s` unless the request says; 0 writes
+    nothing. It moves to `cold_store` (a directory or an `s3://` address) where there is one, which
+    may take `cold_max_bytes`, for `cold_ttl_s`.
 
     What clients ask the server to remember lies in `history.sqlite3` in `home`. It takes
     `history_max_bytes` at most, and expires when it was not used for `history_ttl_s`; for
@@ -333,7 +332,6 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     decode_overlap: bool = True
 
     kv_disk: bool = True
-    kv_blocks: bool = False
     kv_dir: Path | None = None
     cache_max_bytes: Bytes | None = None
     pinned_max_bytes: Bytes | None = None
@@ -421,8 +419,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def kv_root(self) -> Path:
         """Where KV lies on disk."""
-        root = self.kv_dir or self.home / "kv"
-        return root.with_name(f"{root.name}-blocks") if self.kv_blocks else root
+        return self.kv_dir or self.home / "kv"
 
 
 def load_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Settings:

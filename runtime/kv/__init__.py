@@ -1,5 +1,5 @@
-"""KV in a worker: what is known, restored, kept and written; README.md draws a block's life.
+"""KV of one model in a worker: what is found, restored, kept and written; see README.md.
 
-The engine speaks to `tiers`. `theory`, `blocks`, `prefix_tree` and `eviction` are pure; `layers`
-alone knows how mlx-lm keeps caches. No SQL and no HTTP.
+The engine speaks to `tiers`. `block_memory` and `deletions` are pure; `layers` alone knows how
+mlx-lm keeps caches. No SQL and no HTTP.
 """

@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from store import eviction
@@ -29,8 +29,14 @@ from store.types import Candidate, TtlClass, decayed_hits
 K = TypeVar("K")
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Piece(Generic[K]):
+class _Referable:
+    """`weakref_slot` does nothing for generic classes in Python 3.12.3 (python/cpython#118033)."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True)
+class Piece(_Referable, Generic[K]):
     """A block or an end in memory.
 
     `start` is the position of its first token. `has_state` says that `kv` has the state of layers
@@ -52,6 +58,8 @@ class Piece(Generic[K]):
     awaited_s: float = 0.0
     is_released: bool = False
     num_readers: int = 0
+    beginnings: set[bytes] = field(default_factory=set[bytes])
+    """The names of ends that it begins with, which are no pieces of their own."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -105,6 +113,8 @@ class BlockMemory(Generic[K]):
         self._needs_state = needs_state
         self._clock = clock
         self._pieces: dict[bytes, Piece[K]] = {}
+        self._within: dict[bytes, Piece[K]] = {}
+        """By the names of ends: the pieces that begin with them."""
         self._behind: defaultdict[bytes, list[Piece[K]]] = defaultdict(list)
         """By the name before them; in the order of their tokens, so that alike ones are neighbours.
         There may be thousands: of all conversations that are shorter than a block.
@@ -118,6 +128,10 @@ class BlockMemory(Generic[K]):
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._pieces
+
+    def has_all(self, name: bytes) -> bool:
+        """Whether all tokens of this name are in memory that are behind the name before them."""
+        return name in self._pieces or name in self._within
 
     def get(self, name: bytes) -> Piece[K] | None:
         """The piece of this name, if it is in memory."""
@@ -191,9 +205,12 @@ class BlockMemory(Generic[K]):
             return there
         num, alike = self._most_alike(piece.above, piece.token_ids)
         if alike is not None and num == len(piece.token_ids) and not piece.has_state:
+            self._contain(alike, {piece.name})
             return alike
         for one in self._beginnings(piece):
+            names = {one.name, *one.beginnings}
             self._remove(one)
+            self._contain(piece, names)
         self._pieces[piece.name] = piece
         self.num_changes += 1
         insort_left(self._behind[piece.above], piece, key=_tokens_of)
@@ -213,15 +230,37 @@ class BlockMemory(Generic[K]):
                 found.append(one)
         return found
 
+    def _contain(self, piece: Piece[K], names: Iterable[bytes]) -> None:
+        """A piece begins with ends of these names."""
+        for name in names:
+            self._let_go(name)
+            self._within[name] = piece
+            piece.beginnings.add(name)
+
+    def _let_go(self, name: bytes) -> None:
+        if (piece := self._within.pop(name, None)) is not None:
+            piece.beginnings.discard(name)
+
     def behind(self, name: bytes) -> Sequence[Piece[K]]:
         """The pieces that are right behind this name."""
         return self._behind.get(name, ())
 
     def goes_on(self, above: bytes, rest: Sequence[int]) -> bool:
         """Whether something behind a name begins with these tokens and goes on from them."""
-        beside, ids = self._behind.get(above, []), array("I", rest)
+        return self._going_on(above, array("I", rest)) is not None
+
+    def has_as_beginning(self, name: bytes, above: bytes, rest: array[int]) -> bool:
+        """The same of an end, which is known by its name from then on."""
+        piece = self._going_on(above, rest)
+        if piece is not None:
+            self._contain(piece, [name])
+        return piece is not None
+
+    def _going_on(self, above: bytes, ids: array[int]) -> Piece[K] | None:
+        beside = self._behind.get(above, [])
         at = bisect_right(beside, ids, key=_tokens_of)
-        return at < len(beside) and beside[at].token_ids[: len(ids)] == ids
+        is_longer = at < len(beside) and beside[at].token_ids[: len(ids)] == ids
+        return beside[at] if is_longer else None
 
     def rename(self, chain: HashChain, root_of: Callable[[bytes], bytes | None]) -> None:
         """Take the names of another chain. Pieces go whose root has none, or what is before them.
@@ -230,6 +269,8 @@ class BlockMemory(Generic[K]):
         """
         old = self._behind
         names = {one: new for one in old if (new := root_of(one)) is not None}
+        for name in [*self._within]:
+            self._let_go(name)
         self._pieces, self._behind, self.num_bytes = {}, defaultdict(list), 0
         waiting = list(names)
         while waiting:
@@ -256,7 +297,11 @@ class BlockMemory(Generic[K]):
 
     def drop(self, names: Iterable[bytes]) -> list[Piece[K]]:
         """Forget these pieces, whoever reads them; those that were there."""
-        found = [piece for name in names if (piece := self._pieces.get(name)) is not None]
+        found: list[Piece[K]] = []
+        for name in names:
+            self._let_go(name)
+            if (piece := self._pieces.get(name)) is not None:
+                found.append(piece)
         for piece in found:
             self._remove(piece)
         return found
@@ -291,6 +336,8 @@ class BlockMemory(Generic[K]):
 
     def _remove(self, piece: Piece[K]) -> None:
         del self._pieces[piece.name]
+        for name in [*piece.beginnings]:
+            self._let_go(name)
         self.num_changes += 1
         beside = self._behind[piece.above]
         beside.remove(piece)
@@ -309,3 +356,5 @@ class BlockMemory(Generic[K]):
             assert piece.num_readers >= 0
             assert 0 < len(piece.token_ids) <= self.chain.block_size
             assert self.chain.end_hash(piece.above, piece.token_ids) == name
+            assert all(self._within[one] is piece for one in piece.beginnings)
+        assert all(self._pieces[one.name] is one for one in self._within.values())

@@ -1,4 +1,4 @@
-"""A cursor: how one request's tokens hang in the prefix tree, and what it waits for."""
+"""A cursor: which pieces one request's tokens have, and what it waits for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from msgspec import structs
 
 from runtime.kv.block_memory import Piece
 from runtime.kv.deletions import Recognised
-from runtime.kv.prefix_tree import Run
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.block_names import HashChain
 from store.keyed_names import NOBODY, Asker
@@ -54,17 +53,17 @@ class CacheCursor:
     is_last: bool = False
     media: tuple[MediaSpan, ...] = ()
 
-    leaf: Run | None = None
     num_kept: int = 0
+    has_lost_slots: bool = False
+    """Some of what it goes through was deleted, and is on disk no longer."""
     limit: int | None = None
     reason: MissReason | None = None
     started_s: float = 0.0
     give_up_s: float = 0.0
-    asked: dict[Run, CacheTier] = field(default_factory=dict["Run", "CacheTier"])
-    waiting: set[Run] = field(default_factory=set["Run"])
-    pinned: dict[Run, None] = field(default_factory=dict["Run", None])
     use: CacheUse = field(default_factory=CacheUse)
 
+    num_prompt: int = 0
+    """The tokens that its client said."""
     num_told: int = 0
     """The tokens of the last head of it that was told."""
     continues: bytes = b""
@@ -81,7 +80,7 @@ class CacheCursor:
     @property
     def is_waiting(self) -> bool:
         """It waits for something to be read."""
-        return bool(self.waiting or self.awaits)
+        return bool(self.awaits)
 
     @property
     def recognised(self) -> Recognised:
@@ -149,9 +148,6 @@ class CacheCursor:
             reason=None,
             started_s=0.0,
             give_up_s=0.0,
-            asked={},
-            waiting=set(),
-            pinned={},
             ends=set(self.ends),
             tier="hot",
             awaits=set(),

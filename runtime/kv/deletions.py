@@ -10,12 +10,10 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.kv.prefix_tree import num_common
-from runtime.slot_events import Forget
-from store.block_names import HashChain
+from runtime.kv_messages import Forget
+from store.block_names import num_common
 from store.keyed_names import NOBODY, Asker, Chain
 from store.turns import Folders, unnamed_folder
-from store.types import SlotHeader
 
 _STRAY_TOKENS = 8
 """Of the end of an answer: its KV may end before its last one, or a client give them otherwise."""
@@ -75,38 +73,6 @@ def concerns(news: Forget, one: Recognised) -> bool:
     return one.asker == Asker(whom.model or "") and _is_of_chain(whom.chain, one, news.secret)
 
 
-def goes_through(chain: Chain, token_ids: Sequence[int]) -> bool:
-    """Whether these tokens, or the chain's, are the beginning of the others: the very same way."""
-    own = array("I", chain.token_ids)
-    num_same = num_common(own, 0, token_ids, 0)
-    if num_same <= chain.num_shared:
-        return False
-    return num_same >= min(len(token_ids) - 1, len(own) - _num_stray(chain, len(own)))
-
-
-def may_go_through(news: Forget, header: SlotHeader) -> bool:
-    """Whether a slot without a session id may be of the chain that is deleted, by its hashes.
-
-    It is not where the last hash that both have of a prefix differs; in doubt it is.
-    """
-    chain, size = news.whom.chain, header.block_size
-    if chain is None or chain.block_size != size:
-        return True
-    if header.end <= chain.num_shared:
-        return False
-    own = array("I", chain.token_ids)
-    own = own[: len(own) - _num_stray(chain, len(own))]
-    names = HashChain(news.secret, header.model, block_size=size)
-    hashes = names.block_hashes(own, root=chain.root)
-    first = header.start // size
-    last = min(len(hashes), (header.end - 1) // size) - 1
-    if last >= first:
-        return hashes[last] == header.block_hashes[last - first]
-    if not header.start % size and 0 < first <= len(hashes):
-        return hashes[first - 1] == header.start_hash
-    return True
-
-
 def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:
     """Whether it goes on from what nobody but the chain has.
 
@@ -118,7 +84,7 @@ def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:
     if one.root not in (None, chain.root):
         return False
     own = array("I", chain.token_ids)
-    num_same, num_own = num_common(own, 0, one.token_ids, 0), len(own) - chain.num_shared
+    num_same, num_own = num_common(own, one.token_ids), len(own) - chain.num_shared
     goes_on = one.num_said > 0 and abs(one.num_said - len(own)) <= _STRAY_TOKENS
     if goes_on and num_same >= len(own) - _STRAY_TOKENS:
         return True

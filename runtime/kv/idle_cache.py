@@ -1,52 +1,40 @@
 """Idle caches: the layer caches of sequences that ended, for whoever goes on from one of them.
 
-How far a prompt is known the prefix tree says. An idle cache only spares putting that together
-again from its runs, which takes the longer the more turns a conversation has. It lies in memory
-that neither running requests nor the hot tier want, and goes as soon as they do, or when a run
-that it holds is forgotten. Belongs to the mlx thread.
+An idle cache only spares putting KV together again from its pieces, which takes the longer the more
+tokens there are. It lies in memory that neither running requests nor the hot tier want, and goes as
+soon as they do, or when a piece of it is dropped or evicted. Belongs to the mlx thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.kv import layers
-from runtime.kv.prefix_tree import Run
+from store.block_names import num_common
 
 MAX_IDLE_CACHES = 64
-
-Path = Sequence[tuple[Run, int]]
-"""Runs that follow each other from the first token on, each with the position where it is left."""
 
 
 @dataclass(eq=False, slots=True)
 class IdleCache:
-    """Layer caches that hold the tokens of these runs, and room behind them."""
+    """Layer caches that hold these tokens, and room behind them; `names` are of its pieces."""
 
-    path: Path
+    root: bytes
+    token_ids: array[int]
+    names: frozenset[bytes]
     kv: list[Any]
     num_bytes: int
 
-    def follows(self, runs: Sequence[Run]) -> bool:
-        """These are the first of its runs."""
-        return bool(runs) and [run for run, _ in self.path[: len(runs)]] == list(runs)
+    def begins_with(self, root: bytes, token_ids: Sequence[int]) -> bool:
+        """These tokens are its first ones."""
+        return self.root == root and num_common(self.token_ids, token_ids) == len(token_ids)
 
-    def holds(self, path: Path) -> bool:
-        """The tokens of these runs are the first of its own: the very runs, not only equal ones."""
-        number = len(path)
-        if not 0 < number <= len(self.path):
-            return False
-        (run, left), (own, own_left) = path[-1], self.path[number - 1]
-        is_same = run is own and left <= own_left
-        return is_same and list(self.path[: number - 1]) == list(path[:-1])
-
-    def is_before(self, path: Path) -> bool:
+    def is_before(self, other: IdleCache) -> bool:
         """A sequence goes on from all of it: nobody will want less."""
-        number = len(self.path)
-        is_longer = len(path) >= number and path[number - 1][1] >= self.path[-1][1]
-        return is_longer and [run for run, _ in path[:number]] == [run for run, _ in self.path]
+        return other.begins_with(self.root, self.token_ids)
 
 
 class IdleCaches:
@@ -64,29 +52,36 @@ class IdleCaches:
         """What they take together."""
         return sum(one.num_bytes for one in self._all)
 
-    def keep(self, path: Path, kv: list[Any]) -> None:
+    def keep(
+        self, root: bytes, token_ids: array[int], names: Collection[bytes], kv: list[Any]
+    ) -> None:
         """Take the caches of a sequence that ended; nobody else may change them from now on.
 
         They are let go at once where another sequence has a part in their arrays, or where what is
         behind some number of tokens could not be forgotten.
         """
-        if path and layers.can_go_on(kv):
-            self._all = [one for one in self._all if not one.is_before(path)]
-            self._all.append(IdleCache(path, kv, layers.num_bytes(kv)))
+        if len(token_ids) and layers.can_go_on(kv):
+            one = IdleCache(root, token_ids, frozenset(names), kv, layers.num_bytes(kv))
+            self._all = [each for each in self._all if not each.is_before(one)]
+            self._all.append(one)
             del self._all[:-MAX_IDLE_CACHES]
 
-    def want(self, runs: Sequence[Run]) -> None:
-        """What follows these runs is taken up next, in the memory that it has already."""
-        self._wanted = next((one for one in reversed(self._all) if one.follows(runs)), None)
+    def want(self, root: bytes, token_ids: Sequence[int]) -> None:
+        """What follows these tokens is taken up next, in the memory that it has already."""
+        found = (one for one in reversed(self._all) if one.begins_with(root, token_ids))
+        self._wanted = next(found, None) if len(token_ids) else None
 
-    def take(self, path: Path) -> list[Any] | None:
-        """Caches with the tokens of these runs and no others, if there are some; they are gone."""
+    def take(self, root: bytes, token_ids: Sequence[int]) -> list[Any] | None:
+        """Caches with these tokens and no others, if there are some; they are gone."""
         self._wanted = None
-        taken = next((one for one in reversed(self._all) if one.holds(path)), None)
+        if not len(token_ids):
+            return None
+        found = (one for one in reversed(self._all) if one.begins_with(root, token_ids))
+        taken = next(found, None)
         if taken is None:
             return None
         self._all.remove(taken)
-        layers.shorten(taken.kv, path[-1][1])
+        layers.shorten(taken.kv, len(token_ids))
         return taken.kv
 
     def fit(self, num_bytes: int) -> None:
@@ -98,8 +93,8 @@ class IdleCaches:
                 return
             self._all.remove(one)
 
-    def let_go(self, is_known: Callable[[Run], bool]) -> None:
-        """Forget those of which a run is known no more."""
-        self._all = [one for one in self._all if all(is_known(run) for run, _ in one.path)]
+    def let_go(self, names: Collection[bytes]) -> None:
+        """Forget those of which a piece has gone."""
+        self._all = [one for one in self._all if one.names.isdisjoint(names)]
         if self._wanted not in self._all:
             self._wanted = None

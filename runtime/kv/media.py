@@ -105,11 +105,6 @@ def highest(token_ids: Sequence[int]) -> int:
     return max(token_ids, default=-1)
 
 
-def overlapping(spans: Iterable[MediaSpan], start: int, end: int) -> tuple[MediaSpan, ...]:
-    """The pictures of which something is in `[start, end)`."""
-    return tuple(span for span in spans if span.start < end and span.end > start)
-
-
 def around(spans: Iterable[MediaSpan], position: int) -> MediaSpan | None:
     """The picture that a cut at this position would divide."""
     return next((span for span in spans if span.start < position < span.end), None)

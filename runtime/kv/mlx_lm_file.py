@@ -23,11 +23,10 @@ from runtime.kv import layers, pack
 from runtime.kv.layers import KvLayout, State, UnsupportedCache
 from runtime.kv.pack import PackedLayout, RunKv
 from runtime.mlx_lm_exchange import NOT_STOCK
-from store.blocks.head_file import HEAD, read_end, read_head
-from store.blocks.kv_file import kind_of, open_file
-from store.blocks.slots import SLOT, STATE, TOKENS, SlotAbout
 from store.errors import SlotDamaged
-from store.slots import verify
+from store.head_file import HEAD, read_end, read_head
+from store.kv_file import kind_of, open_file
+from store.slots import SLOT, STATE, TOKENS, SlotAbout
 
 _KV_GROUP = 64
 _ROOM = 1
@@ -64,17 +63,16 @@ def write(
 ) -> int:
     """Write what lies at `paths`, each up to position `leaves[i]`, as one file; its tokens.
 
-    They are slots of runs, or else slots of blocks, of which each may be followed by its states,
-    and at last a head. `on_read` is told how many of them were read. What comes before quantised KV
-    is quantised. Where a state is needed and blocks have one before their end, that is the end.
+    They are slots, of which each may be followed by its states, and at last a head. `on_read` is
+    told how many of them were read. What comes before quantised KV is quantised. Where a state is
+    needed and blocks have one before their end, that is the end.
 
     Raises:
         SlotDamaged, SlotMissing, SlotForeign, StoreFailed: something cannot be read.
         UnsupportedCache: upstream cannot load such a layer cache.
         ValueError: the slots are of a model that mlx-vlm computes.
     """
-    is_of_blocks = kind_of(paths[0]) in (SLOT, HEAD)
-    kept = (_read_blocks if is_of_blocks else _read_runs)(paths, leaves, on_read)
+    kept = _read_files(paths, leaves, on_read)
     layout = kept.layouts[-1] if kept.layouts else KvLayout(())
     if any(leaf.class_name.startswith(layers.OF_VLM) for leaf in layout.leaves):
         raise ValueError(NOT_STOCK.format(model=model))
@@ -97,24 +95,7 @@ def write(
     return len(kept.token_ids)
 
 
-def _read_runs(
-    paths: Sequence[Path], leaves: Sequence[int], on_read: Callable[[int], None]
-) -> _Kept:
-    kept = _Kept("", [], [], None, array("I"))
-    for number, (path, leave) in enumerate(zip(paths, leaves, strict=True)):
-        on_read(number)
-        slot = verify(path)
-        header = slot.header
-        layout = _layout_of(header.layout)
-        run = pack.unpack(header.layout, _loaded(path), layout, header.num_tokens)
-        kept.layouts.append(layout)
-        kept.pieces.append([one[: leave - header.start] for one in run.slices])
-        kept.token_ids.extend(slot.token_ids[: leave - header.start])
-        kept = kept._replace(model_hash=header.model.hex(), state=run.state)
-    return kept
-
-
-def _read_blocks(
+def _read_files(
     paths: Sequence[Path], leaves: Sequence[int], on_read: Callable[[int], None]
 ) -> _Kept:
     kept = _Kept("", [], [], None, array("I"))

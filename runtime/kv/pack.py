@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet
@@ -14,9 +14,8 @@ import mlx.core as mx
 import msgspec
 
 from runtime.kv.layers import KvLayout, State
-from store.blocks.kv_file import Tensor
 from store.errors import SlotDamaged
-from store.types import TensorData
+from store.kv_file import Tensor
 
 _DTYPES: dict[mx.Dtype, str] = {
     mx.bool_: "BOOL",
@@ -50,6 +49,10 @@ class Slab:
     pieces: WeakSet[Any] = field(default_factory=WeakSet[Any])
     """What in memory has a block of it."""
 
+    @property
+    def num_tokens(self) -> int:
+        return self.slices[0].shape[0] if self.slices else 0
+
 
 class RunKv(NamedTuple):
     """The KV of one run in memory: slices `[tokens, heads, dim]` and, at its end, a checkpoint.
@@ -74,40 +77,56 @@ class RunKv(NamedTuple):
 
 
 class PackedLayout(msgspec.Struct, frozen=True):
-    """`SlotHeader.layout`: the leaves, how many slices there are, the checkpoint's skeleton."""
+    """The `layout` of a file: the leaves, how many slices there are, the checkpoint's skeleton."""
 
     layout: KvLayout
     num_slices: int
     skeleton: str | None
 
 
-class RankLayouts(msgspec.Struct, frozen=True):
-    """`SlotHeader.layout` of a model on several ranks: how it was split, and what each has."""
+class RankLayout(msgspec.Struct, frozen=True):
+    """The layout of what one of several ranks has: how the model was split, and `PackedLayout`."""
 
     split: str
-    ranks: tuple[str, ...]
+    rank: int
+    num_ranks: int
+    layout: str
 
 
 def is_of_ranks(layout: str) -> bool:
-    """Whether a slot with this layout has the parts of several ranks."""
+    """Whether a file with this layout has the part of one of several ranks."""
     try:
-        msgspec.json.decode(layout, type=RankLayouts)
+        msgspec.json.decode(layout, type=RankLayout)
     except msgspec.MsgspecError:
         return False
     return True
 
 
-def rank_suffix(rank: int) -> str:
-    """What the names of a rank's tensors end with in a slot that has those of all."""
-    return f"@{rank}"
+Which = Literal["all", "slices", "state"]
+"""What of a run is packed."""
 
 
-def pack(kv: RunKv) -> list[TensorData]:
+class PackedKv(NamedTuple):
+    """KV as host bytes, and what it says of its layout. Each of `num_parts` ranks of this machine
+    writes as much; the others know by `share` what theirs is.
+    """
+
+    layout: str
+    tensors: list[Tensor]
+    num_parts: int = 1
+    share: object = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_parts * sum(memoryview(one.data).nbytes for one in self.tensors)
+
+
+def pack(kv: RunKv) -> list[Tensor]:
     """The run's evaluated arrays as host bytes, without a copy. Belongs to the mlx thread."""
     state = kv.state.arrays if kv.state is not None else []
     named = [(f"kv.{i}", array) for i, array in enumerate(kv.slices)]
     named += [(f"state.{i}", array) for i, array in enumerate(state)]
-    return [TensorData(name, _DTYPES[a.dtype], tuple(a.shape), host_bytes(a)) for name, a in named]
+    return [Tensor(name, _DTYPES[a.dtype], tuple(a.shape), host_bytes(a)) for name, a in named]
 
 
 def pack_layout(layout: KvLayout, kv: RunKv) -> str:
@@ -135,20 +154,6 @@ def unpack(text: str, tensors: Mapping[str, mx.array], layout: KvLayout, num_tok
     if any(array.shape[:1] != (num_tokens,) for array in slices):
         raise SlotDamaged(f"its tensors do not hold {num_tokens} tokens")
     return RunKv(slices, State(arrays, packed.skeleton) if packed.skeleton is not None else None)
-
-
-_AS_WIDE: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
-"""By bytes: the buffer protocol knows no bfloat16."""
-
-
-def array_of(tensor: Tensor, adopt: Callable[[memoryview], mx.array]) -> mx.array:
-    """A tensor of a file as an array, in its very pages if `adopt` can. Raises SlotDamaged."""
-    dtype, data = DTYPES.get(tensor.dtype), memoryview(tensor.data)
-    if dtype is None:
-        raise SlotDamaged(f"the tensor {tensor.name} cannot be loaded: it is of {tensor.dtype}")
-    if not data.nbytes:
-        return mx.zeros(tensor.shape, dtype)
-    return adopt(data.cast(_AS_WIDE[dtype.size])).view(dtype).reshape(tensor.shape)
 
 
 def host_bytes(array: mx.array) -> memoryview:

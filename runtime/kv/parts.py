@@ -1,6 +1,6 @@
 """What is done with the KV of runs: by the one process that has all of it.
 
-Where several ranks compute a model each does the same with its part, see `worker.rank_parts`.
+Where several ranks compute a model each does the same with its part, see `worker.distributed`.
 Belongs to the mlx thread.
 """
 
@@ -16,8 +16,6 @@ import mlx.core as mx
 from runtime.kv import layers, pack
 from runtime.kv.layers import KvLayout, UnsupportedCache, layout_of
 from runtime.kv.pack import RunKv, Slab
-from runtime.kv.writer import Packed
-from store.types import SlotHeader
 
 SLAB_BLOCKS = 8
 """Of so many blocks a slab is at the most: one less are copied when one leaves."""
@@ -121,25 +119,10 @@ class Parts:
         """The same run without the state at its end."""
         return kv._replace(state=None)
 
-    def joined(self, pieces: Sequence[tuple[RunKv, int]]) -> RunKv:
-        """The slices one after the other, each up to its number of tokens; the last one's state."""
-        with mx.stream(self._model.stream):
-            columns = zip(*(_beginning(*piece) for piece in pieces), strict=True)
-            slices = [_whole_of(column) for column in columns]
-            mx.eval(slices)
-        return RunKv(slices, pieces[-1][0].state)
-
     @property
     def can_divide(self) -> bool:
         """Runs can be divided: all of them is here."""
         return True
-
-    def part(self, kv: RunKv, start: int, end: int, *, has_state: bool) -> RunKv:
-        """The tokens `[start, end)` of a run, counted from its first, as arrays of their own."""
-        with mx.stream(self._model.stream):
-            slices = [_whole_of([one[start:end]]) for one in kv.slices]
-            mx.eval(slices)
-        return RunKv(slices, kv.state if has_state else None)
 
     def assemble(
         self, kv: Sequence[Any], pieces: Sequence[tuple[RunKv, int]], num_room: int
@@ -165,18 +148,15 @@ class Parts:
             pieces.clear()
             layers.move(kv, self._layout, slices, state, num_room)
 
-    def pack(self, kv: RunKv, start: int = 0) -> Packed:
-        """The arrays of a run that begins at `start` as host bytes, without a copy."""
-        return Packed(pack.pack_layout(self._layout_at(start), kv), pack.pack(kv))
-
-    def take(self, header: SlotHeader, tensors: Mapping[str, mx.array]) -> RunKv:
-        """The run of a slot with this header and these evaluated tensors.
-
-        Raises:
-            SlotDamaged: it was written for other layers, or tensors are missing or misshapen.
+    def packed(self, kv: RunKv, start: int = 0, which: pack.Which = "all") -> pack.PackedKv:
+        """The arrays of a run that begins at `start`, or only its slices or its state, as host
+        bytes, without a copy.
         """
-        layout, own = self._own(header.layout, tensors)
-        return pack.unpack(layout, own, self._layout_at(header.start), header.num_tokens)
+        if which == "slices":
+            kv = kv._replace(state=None)
+        elif which == "state":
+            kv = kv._replace(slices=[])
+        return pack.PackedKv(pack.pack_layout(self._layout_at(start), kv), pack.pack(kv))
 
     def load(
         self, layout: str, tensors: Mapping[str, mx.array], start: int, num_tokens: int
@@ -198,6 +178,10 @@ class Parts:
     ) -> tuple[str, Mapping[str, mx.array]]:
         """What of a file is this process's."""
         return layout, tensors
+
+    def with_state(self, kv: RunKv, state: RunKv) -> RunKv:
+        """A run with the state of another one."""
+        return kv._replace(state=state.state)
 
     def give_back(self) -> None:
         """What was freed is not needed again soon."""

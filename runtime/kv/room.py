@@ -6,29 +6,22 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from runtime.slot_events import RoomGiven, RoomLeft, RoomWanted
+from runtime.kv_messages import RoomGiven, RoomWanted
 from store.errors import OverCap
 
 
 class WriteRoom(Protocol):
-    """Who writes a file takes room before. What was staged the server gives back."""
+    """Who writes a file takes room before."""
 
-    def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+    def take(self, key: str, num_bytes: int) -> None:
         """Wait until there is room for a file. Raises OverCap where there is to be none."""
-        ...
-
-    def leave(self, key: str) -> None:
-        """The file was not written, or is no slot and was."""
         ...
 
 
 class _Unbounded:
     """Where nobody counts."""
 
-    def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
-        pass
-
-    def leave(self, key: str) -> None:
+    def take(self, key: str, num_bytes: int) -> None:
         pass
 
 
@@ -38,25 +31,21 @@ UNBOUNDED: WriteRoom = _Unbounded()
 class AskedRoom:
     """The server is asked through `send`, and `hear` takes its answers. From any thread."""
 
-    def __init__(self, send: Callable[[RoomWanted | RoomLeft], None]) -> None:
+    def __init__(self, send: Callable[[RoomWanted], None]) -> None:
         self._send = send
         self._answers: dict[str, bool | None] = {}
         self._told = threading.Condition()
         self._is_closed = False
 
-    def take(self, key: str, num_bytes: int, *, parent: str | None = None) -> None:
+    def take(self, key: str, num_bytes: int) -> None:
         """As `WriteRoom`."""
         with self._told:
             self._answers[key] = None
             if not self._is_closed:
-                self._send(RoomWanted(key=key, num_bytes=num_bytes, parent=parent))
+                self._send(RoomWanted(key=key, num_bytes=num_bytes))
             self._told.wait_for(lambda: self._is_closed or self._answers[key] is not None)
             if not self._answers.pop(key):
                 raise OverCap(num_bytes)
-
-    def leave(self, key: str) -> None:
-        """As `WriteRoom`."""
-        self._send(RoomLeft(key=key))
 
     def hear(self, given: RoomGiven) -> None:
         """The server has answered."""

@@ -1,5 +1,4 @@
-"""Prefixes that are computed before they are asked for, learned or configured.
+"""Prompts that are computed before they are asked for: configured, announced or foreseen.
 
-Asks the supervisor like any client; `prefixes` decides purely what is worth it. Knows no protocol,
-and not how a worker computes.
+Asks the supervisor like any client. Knows no protocol, and not how a worker computes.
 """

@@ -1,42 +1,43 @@
 """Prewarm: what is going to be asked for is in memory before it is, whenever nothing else is done.
 
-Pinned prefixes come from the configuration or from clients, learned ones from what is asked. What
-fails here is counted and logged; it is never anybody's error.
+Prompts are named by the configuration, announced by clients, or foreseen. What fails here is
+counted and logged; it is never anybody's error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing
+from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 import structlog
 
-from runtime.cache.deletion_log import Models, Receipt
-from runtime.cache.either import KvStore
+from runtime.cache.deletion_log import Receipt
+from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import Aborted, HearthError, QueueTimeout, UnknownModel
 from runtime.prewarm.growing import GrowingPrompts
-from runtime.prewarm.prefix_registry import CONFIGURED, Answered, PrefixRegistry
-from runtime.prewarm.prefixes import KEEP_ALIVE_SHARE, warming_of
 from runtime.prewarm.task import PrewarmTask, Source, TaskTable
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.lifecycle import Transition
 from runtime.supervisor.news import Listener
 from runtime.supervisor.supervisor import Supervisor
-from runtime.types import Failed, Finished, GenerateRequest, Usage
-from store.keyed_names import Whom
+from runtime.types import ChatPrompt, Failed, Finished, GenerateRequest, Usage
+from store.keyed_names import Asker, Whom
 
 Outcome = Literal["hot", "restored", "computed", "preempted", "failed"]
 
-_PERIOD_S = 240.0
-"""80 % of the five minutes that clients call a short time."""
+CONFIGURED = "config:"
+"""So begins the name of whoever pins what the configuration wants."""
 
-_MIN_PERIOD_S = 1.0
+PERIOD_S = 240.0
+"""How often to `sweep`."""
 
 _MAX_WAIT_S = 86_400.0
 """So long a prompt waits for its model to be loaded."""
@@ -63,28 +64,19 @@ class Prewarm:
     ) -> None:
         self.counts: Counter[tuple[Outcome, Source]] = Counter()
         self.tokens: Counter[Source] = Counter()
-        self.num_hits = 0
         self._settings = settings
         self._supervisor = supervisor
         self._kv = kv
         self._pinned = pinned
         self._clock = clock
-        self._book = PrefixRegistry(settings, kv)
+        self._key = secrets.token_bytes(32)
         self._known = TaskTable()
         self._queue: deque[PrewarmTask] = deque()
         self.growing = GrowingPrompts(settings, supervisor.warm, self._spawn)
         self._generation: Generation | None = None
         """Of the one that is being warmed."""
-        self._warm: dict[str, set[str]] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def period_s(self) -> float:
-        """How often to `sweep`: before the shortest of the usual times is over."""
-        lives_s = map(self._settings.kv_ttl_of, ["", *self._settings.models])
-        life_s = min(filter(None, lives_s), default=_PERIOD_S / KEEP_ALIVE_SHARE)
-        return max(min(_PERIOD_S, life_s * KEEP_ALIVE_SHARE), _MIN_PERIOD_S)
 
     def start(self) -> None:
         """Listen for models that come up."""
@@ -93,11 +85,10 @@ class Prewarm:
         self._spawn(self._work())
 
     async def stop(self) -> None:
-        """Warm nothing any more; remember what was learned."""
+        """Warm nothing any more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._book.save()
 
     # What clients may ask for
 
@@ -159,55 +150,28 @@ class Prewarm:
         num_pins = await self._kv.pins.take_back(warming_id)
         return warming is not None or num_pins > 0
 
-    # What is learned
+    # What others ask
 
-    def watch(self, request: GenerateRequest, received: Came = None) -> Callable[[Usage], None]:
-        """To be told what a request used, once it has finished; it came with that receipt, or now.
-
-        What was deleted since is not learned, however late its client reads the end of its answer.
-        """
-        came = received or self._kv.receive()
+    def watch(self, request: GenerateRequest) -> Callable[[], None]:
+        """A request was taken in; to be told once it has finished."""
         foreseen = self._known.foreseen_of(request.cache.session_id)
         # What is being computed of it already is taken up by this request.
         self._end_all(one for one in foreseen if one.state != "running")
+        return lambda: self._end_all(one for one in foreseen if one.is_open)
 
-        def finished(usage: Usage) -> None:
-            self._end_all(one for one in foreseen if one.is_open)
-            if usage.cache.reason != "deleted":
-                answered = Answered(request, came, usage.head)
-                self._book.note(answered, time.time(), lambda name: count(name, usage))
-
-        def count(name: str, usage: Usage) -> None:
-            if name in self._warm.get(request.model, ()) and usage.num_cached_tokens:
-                self.num_hits += 1
-
-        return finished
-
-    def forget(self, whom: Whom, models: Models = None) -> None:
-        """What is deleted is not learned from any more, nor warmed again."""
-        self._book.forget(whom, models)
-        self._end_all(one for one in self._known if one.is_open and _is_gone(self._book, one, whom))
-        self.growing.forget(lambda request: self._book.means(whom, request))
-
-    async def forget_stored(self, whom: Whom, models: Models = None) -> None:
-        """The same once it is off the disk: nothing comes back that was read from there before."""
-        await self._book.forget_stored(whom, models)
-        self.forget(whom, models)
+    def forget(self, whom: Whom) -> None:
+        """What goes on from what is deleted is not warmed any more."""
+        foreseen = self._known.foreseen()
+        self._end_all(one for one in foreseen if self._means(whom, one.request))
+        self.growing.forget(lambda request: self._means(whom, request))
 
     async def sweep(self) -> None:
-        """Touch what would expire, try again what had to make way, write down what was learned."""
-        await self._book.save()
+        """Try again what had to make way."""
         for warming in self._known:
             if warming.state == "waiting" and self._clock() - warming.since_s > _MAX_WAIT_S:
                 self._fail(warming, QueueTimeout(f"{warming.model} was not loaded in time."))
-        if not self._settings.prewarm:
-            return
-        for model, names in self._warm.items():
-            names.intersection_update(self._book.names(model))
-            if self._is_loaded(model):
-                for prefix in self._book.due(model, time.time(), self.period_s):
-                    self._learn(model, prefix.name, "kept")
-        self._release()
+        if self._settings.prewarm:
+            self._release()
 
     # Inside
 
@@ -232,24 +196,37 @@ class Prewarm:
 
     async def _want(self, model: str) -> set[tuple[str, str]]:
         """Queue what one name of a model that came up wants warm; its pins and itself."""
-        self._warm[model] = set()
         self._known.take_back(model)
         wanted: set[tuple[str, str]] = set()
         found = await asyncio.to_thread(self._pinned, model)
-        pins = await asyncio.to_thread(lambda: list(map(self._book.source_of, found)))
+        pins = await asyncio.to_thread(lambda: list(map(self._source_of, found)))
         for request, pin in zip(found, pins, strict=True):
             wanted.add((pin, model))
             cache = msgspec.structs.replace(request.cache, pin=pin)
             self._add(msgspec.structs.replace(request, cache=cache), "config")
-        await self._book.open(model)
-        for prefix in self._book.learned(model, time.time()):
-            self._learn(model, prefix.name, "learned")
         return wanted
 
-    def _learn(self, model: str, name: str, source: Source) -> None:
-        prefix = self._book.get(model, name)
-        if prefix is not None and not self._known.is_open(model, name):
-            self._add(warming_of(prefix, "", model), source).name = name
+    def _source_of(self, request: GenerateRequest) -> str:
+        """Who pins a prompt of the configuration: another one for each text and model, which says
+        nothing of it to who has no secret.
+
+        It takes as long as the prompt is.
+        """
+        assert isinstance(request.prompt, ChatPrompt)
+        tenant = request.cache.tenant
+        content = (request.prompt, "", tenant) if tenant else (request.prompt, "")
+        packed = msgspec.msgpack.encode(content)
+        mark = blake2b(packed, digest_size=16, key=self._secret).hexdigest()
+        return f"{CONFIGURED}{request.model}:{mark}"
+
+    def _means(self, whom: Whom, request: GenerateRequest) -> bool:
+        """Whether a deletion means a request, as far as that is known without its tokens."""
+        return whom.means(Asker(request.model, request.cache.session_id), self._secret)
+
+    @property
+    def _secret(self) -> bytes:
+        store = self._kv.store
+        return store.secret if store is not None else self._key
 
     def _release(self) -> None:
         """What waits for a model that is loaded now."""
@@ -321,9 +298,6 @@ class Prewarm:
         outcome = _outcome_of(usage)
         self.counts[outcome, warming.source] += 1
         self.tokens[warming.source] += usage.num_prompt_tokens
-        if warming.name is not None:
-            self._warm.setdefault(warming.model, set()).add(warming.name)
-            self._book.touched(warming.model, warming.name, time.time())
         _log.debug("prewarmed", model=warming.model, source=warming.source, outcome=outcome)
 
     def _fail(self, warming: PrewarmTask, error: HearthError) -> None:
@@ -343,12 +317,6 @@ class Prewarm:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _is_gone(book: PrefixRegistry, warming: PrewarmTask, whom: Whom) -> bool:
-    if warming.name is not None:
-        return book.get(warming.model, warming.name) is None
-    return warming.is_foreseen and book.means(whom, warming.request)
 
 
 async def _used(generation: Generation) -> Usage | None:

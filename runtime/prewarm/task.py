@@ -14,7 +14,7 @@ from runtime.errors import Overloaded
 from runtime.keys import owned
 from runtime.types import CacheTier, ChatPrompt, GenerateRequest
 
-Source = Literal["config", "request", "learned", "kept", "compaction"]
+Source = Literal["config", "request", "compaction"]
 State = Literal["waiting", "queued", "running", "completed", "failed", "cancelled"]
 
 _MAX_REMEMBERED = 512
@@ -36,8 +36,6 @@ class PrewarmTask(msgspec.Struct, eq=False):
     elapsed_ms: float | None = None
     error: str | None = None
     is_pinned: bool = False
-    name: str | None = None
-    """The prefix it is, if it was learned."""
     received: Receipt | None = None
     """When somebody asked for it, if anybody did."""
 
@@ -113,10 +111,6 @@ class TaskTable:
             raise Overloaded(
                 f"{num_open} prompts are to be warmed, the limit (max_queue) is {limit}."
             )
-
-    def is_open(self, model: str, name: str) -> bool:
-        """That prefix is about to be warm."""
-        return any(one.is_open and (one.model, one.name) == (model, name) for one in self)
 
     def foreseen(self) -> list[PrewarmTask]:
         """What is foreseen and not done yet."""

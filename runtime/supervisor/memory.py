@@ -13,8 +13,8 @@ import structlog
 from runtime import kv_sizes, nvidia
 from runtime.config.settings import Settings
 from runtime.errors import MemoryShort
+from runtime.kv_messages import HotBudget
 from runtime.memory import Departure, available_bytes
-from runtime.slot_events import HotBudget
 from runtime.supervisor import placement, pressure
 from runtime.supervisor.lifecycle import MemoryEvent, Transition
 from runtime.supervisor.model import ModelActor

@@ -149,6 +149,11 @@ class RequestScheduler:
         opened = _opened(self._queue, self.actors.values())
         return [c for c in opened if c.request_id == request_id or c.request_id.startswith(begin)]
 
+    def is_asked(self, session_id: str) -> bool:
+        """Whether something that waits or runs is of this conversation."""
+        opened = (one.generation for one in _opened(self._queue, self.actors.values()))
+        return any(one and one.request.cache.session_id == session_id for one in opened)
+
     def warm(self, call: QueuedRequest) -> bool:
         """Hand over a call that yields, if its model is loaded and no other one is waited for.
 

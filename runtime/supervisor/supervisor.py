@@ -142,6 +142,10 @@ class Supervisor:
         call.yields = True
         return generation if self._scheduler.warm(call) else None
 
+    def is_asked(self, session_id: str) -> bool:
+        """Whether a request of this conversation is open."""
+        return self._scheduler.is_asked(session_id)
+
     def status(self) -> tuple[ModelStatus, ...]:
         """Every model that can be named, in the catalog's order, then what else is loaded."""
         return tuple(map(self._status, self._names.all()))

@@ -22,24 +22,18 @@ import mlx.core as mx
 from msgspec import structs
 
 from runtime.errors import InvalidRequest, RequestRejected
-from runtime.kv import tiers
-from runtime.kv.by_blocks import tiers as by_blocks
-from runtime.kv.by_blocks.alone import TiersAlone
-from runtime.kv.by_blocks.reader import Reader
-from runtime.kv.by_blocks.state import KvState
-from runtime.kv.by_blocks.writer import AllowedBytes, Writer
-from runtime.kv.either import Tiers
 from runtime.kv.layers import row_sizes
-from runtime.kv.reader import SlotReader
+from runtime.kv.others import ALONE
+from runtime.kv.reader import Reader
 from runtime.kv.room import AskedRoom
-from runtime.kv.state import TierState
-from runtime.kv.writer import SlotWriter, WriteFailed, WriteJob
-from runtime.kv_messages import Allowance, Opened
+from runtime.kv.state import KvState
+from runtime.kv.tiers import Disk, Tiers, folders
+from runtime.kv.writer import AllowedBytes, Writer
+from runtime.kv_messages import Allowance, Forget, Kept, Opened, RoomGiven
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
 from runtime.ranks import KvForm
 from runtime.scarcity import is_scarcity
-from runtime.slot_events import Attach, Forget, RoomGiven, StoreTrouble
 from runtime.types import GenerateRequest, TemplateForms
 from runtime.wire import (
     Abort,
@@ -92,8 +86,7 @@ from runtime.worker.wired import set_wired
 from runtime.worker.zygote import Zygote, why_unfit
 from runtime.zygote import EXIT_SANDBOX_LOST, EXIT_UNFIT
 from store.block_names import HashChain
-from store.blocks.slots import Slots
-from store.slots import StagedSlot
+from store.slots import Slots
 from store.turns import turns_root
 
 EXIT_TAINTED = 75
@@ -113,7 +106,7 @@ class Worker:
         self._load: queue.SimpleQueue[Prepare | Load | None] = queue.SimpleQueue()
         self._preparation = Preparation(sandbox)
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        self._writer: tuple[SlotWriter | Writer, threading.Thread] | None = None
+        self._writer: tuple[Writer, threading.Thread] | None = None
         self._room = AskedRoom(self._sender.send)
         self._allowed = AllowedBytes(self._sender.send)
         self._turns, self._seal = TurnStore(room=self._room), Seal()
@@ -158,6 +151,8 @@ class Worker:
         except EngineTainted:
             traceback.print_exc()
             return EXIT_TAINTED
+        if self._is_heard:
+            engine.await_answers()
         del engine
         self._phase = "flushing"
         self._sender.send(self._heartbeat())
@@ -229,65 +224,33 @@ class Worker:
     def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
         """Until the store is open everything has names of this process's own."""
         options = command.kv
-        chain = HashChain(options.names or os.urandom(16), b"", block_size=options.block_size)
+        names = options.names or os.urandom(16)
+        chain = HashChain(names, b"", block_size=options.block_size)
         parts = self._team.parts(model) if self._team is not None else None
-        if options.root is None or options.names:
-            state = KvState.of(model, chain, options.hot_bytes, parts)
-            state.unsupported = state.unsupported or model.unproven
-            state.keeps_pictures = model.keeps_pictures
-            report, checks = self._sender.send, sys.flags.dev_mode
-            if not options.names:
-                return TiersAlone(state, self._turns.deletions, report, checks=checks)
-            # Of a model over several processes each would write a part, which is not built yet.
-            disk = self._disk(options) if self._team is None else None
-            return by_blocks.Tiers(
-                state,
-                disk,
-                self._turns.deletions,
-                report,
-                prewarm_bytes=options.prewarm_bytes,
-                checks=checks,
-            )
-        tier_state = TierState.of(model, chain, b"", options.hot_bytes, parts)
-        tier_state.unsupported = tier_state.unsupported or model.unproven
-        tier_state.keeps_pictures, tier_state.deletions = (
-            model.keeps_pictures,
+        state = KvState.of(model, chain, options.hot_bytes, parts)
+        state.unsupported = state.unsupported or model.unproven
+        state.keeps_pictures = model.keeps_pictures
+        return Tiers(
+            state,
+            self._disk(options),
             self._turns.deletions,
-        )
-        if self._team is not None and not self._team.is_here:
-            return tiers.Tiers(tier_state, None, None, self._sender.send, checks=sys.flags.dev_mode)
-        tier_state.is_apart = True
-        root = Path(options.root)
-        writer = SlotWriter(
-            root, options.queue_bytes, self._on_staged, self._on_unwritten, self._room
-        )
-        self._writer = writer, _thread("writer", writer.run)
-        reader = SlotReader(root, self._inbox.put)
-        return tiers.Tiers(
-            tier_state,
-            writer,
-            reader,
             self._sender.send,
             prewarm_bytes=options.prewarm_bytes,
             checks=sys.flags.dev_mode,
         )
 
-    def _disk(self, options: KvOptions) -> by_blocks.Disk | None:
+    def _disk(self, options: KvOptions) -> Disk | None:
         if options.root is None:
             return None
-        slots_at, heads_at = by_blocks.folders(Path(options.root))
-        slots, put = Slots(slots_at), self._inbox.put
-        reader = Reader(slots, heads_at, put, options.block_size)
-        writer = Writer(slots, heads_at, options.queue_bytes, self._sender.send, put, self._allowed)
+        slots_at, heads_at = folders(Path(options.root))
+        slots, put, send = Slots(slots_at), self._inbox.put, self._sender.send
+        others = self._team.disks() if self._team is not None else ALONE
+        reader = Reader(slots, heads_at, put, options.block_size, others=others)
+        self._allowed.advance_bytes = options.advance_bytes
+        writer = Writer(slots, heads_at, options.queue_bytes, send, put, self._allowed)
+        writer.others = others
         self._writer = writer, _thread("writer", writer.run)
-        return by_blocks.Disk(reader, writer, options.secret, options.has_cold)
-
-    def _on_staged(self, job: WriteJob, staged: StagedSlot) -> None:
-        self._sender.send(job.staged(staged))
-
-    def _on_unwritten(self, failure: WriteFailed) -> None:
-        self._inbox.put(failure)
-        self._sender.send(StoreTrouble(reason=failure.reason))
+        return Disk(reader, writer, options.secret, options.has_cold, others)
 
     def _on_load_progress(self, fraction: float) -> None:
         if self._is_quitting:
@@ -311,6 +274,8 @@ class Worker:
                     self._room.hear(command)
                 case Allowance():
                     self._allowed.hear(command)
+                case Kept():
+                    self._inbox.put(command)
                 case _:
                     pass
         self._room.close()
@@ -326,10 +291,7 @@ class Worker:
                     self._root = Path(kv.root) if kv.root is not None else None
                     self._seal.know(kv.secret)
                     self._load.put(command)
-                case (
-                    Attach(model_hash=model_hash, secret=secret)
-                    | Opened(model_hash=model_hash, secret=secret)
-                ):
+                case Opened(model_hash=model_hash, secret=secret):
                     self._seal.know(secret)
                     if self._root is not None:
                         tenant_root = HashChain(secret, model_hash).root_of

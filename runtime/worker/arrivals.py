@@ -7,12 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime import kv_messages
-from runtime.kv.by_blocks.reader import OnDisk, PieceRead
-from runtime.kv.by_blocks.writer import Staged, Written
-from runtime.kv.reader import SlotRead
-from runtime.kv.writer import WriteFailed
-from runtime.slot_events import KvNews
+from runtime.kv.reader import FilesRead, OnDisk
+from runtime.kv.writer import Written
+from runtime.kv_messages import KvNews
 from runtime.wire import Event
 from runtime.worker.sequence import SequenceGroup
 
@@ -28,9 +25,8 @@ class Quit:
     """Leave the loop."""
 
 
-KvArrival = KvNews | SlotRead | WriteFailed
-BlockArrival = kv_messages.KvNews | OnDisk | PieceRead | Written | Staged
-Arrival = SequenceGroup | AbortRequest | Quit | KvArrival | BlockArrival
+KvArrival = KvNews | OnDisk | FilesRead | Written
+Arrival = SequenceGroup | AbortRequest | Quit | KvArrival
 
 
 class EngineChannel(NamedTuple):

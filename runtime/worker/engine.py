@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any, cast
 
 from runtime.errors import RequestRejected
-from runtime.kv.either import Tiers
-from runtime.kv_messages import Opened
-from runtime.slot_events import Attach, HotBudget
+from runtime.kv.tiers import Tiers
+from runtime.kv_messages import HotBudget, Opened
 from runtime.types import (
     Chunk,
     Failed,
@@ -38,6 +37,9 @@ from runtime.worker.slice_learner import SliceLearner
 from runtime.worker.taint import raise_if_tainted
 
 _MAX_FAILURES = 2
+_ANSWERS_S = 1.0
+"""So long it is waited at the end for what the server says of the last heads, where it matters."""
+
 _RESTORE_POLL_S = 0.05
 
 
@@ -99,6 +101,17 @@ class Engine:
             if not self._decoder.sequences:
                 self._await_work()
             self.step()
+
+    def await_answers(self) -> None:
+        """Once it has ended: what was computed is still here, and some of it may have to be written
+        again.
+        """
+        over_s = time.monotonic() + _ANSWERS_S
+        while self._tiers.awaits_answers and time.monotonic() < over_s:
+            with contextlib.suppress(queue.Empty):
+                arrival = self._inbox.get(timeout=_RESTORE_POLL_S)
+                if not isinstance(arrival, SequenceGroup | AbortRequest | Quit):
+                    self._receive(arrival)
 
     def _await_work(self) -> None:
         """Wait until there is something to do besides decoding, or until a read may be overdue."""
@@ -171,7 +184,7 @@ class Engine:
                 self._tiers.hear(arrival)
                 for group, error in self._rows.deal(arrival):
                     self._fail(group, error)
-            case Attach() | Opened() if self.slices is not None:
+            case Opened() if self.slices is not None:
                 self.slices.heed(arrival, is_idle=not self.is_busy)
                 self._tiers.hear(arrival)
             case _:

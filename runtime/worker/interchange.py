@@ -13,32 +13,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 
-from runtime.kv import layers, mlx_lm_file, pack
-from runtime.kv.by_blocks import taken_in
-from runtime.kv.commit import RUN_TOKENS
+from runtime.kv import layers, mlx_lm_file, taken_in
 from runtime.kv.layers import KvLayout, UnsupportedCache
-from runtime.kv.writer import Packed, WriteJob
 from runtime.mlx_lm_exchange import Export, Import, Job, Outcome, SpaceWanted
 from runtime.progress import Progress
 from runtime.ranks import KvForm
-from runtime.slot_events import SlotStaged
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
-from store.block_names import HashChain
 from store.errors import OverCap, StoreError
-from store.slots import file_bytes, slot_path, stage
-from store.types import TTL_S, SlotHeader
 
 _CHECKED_TOKENS = 256
 _MAX_DEVIATION = 0.05
@@ -84,20 +74,10 @@ def _import(job: Import) -> Outcome:
         )
     _tell("compute the beginning")
     token_ms = _check(model, layout, stock.kv, token_ids)
-    if job.by_blocks:
-        runs = mlx_lm_file.cut_runs(stock.kv, layout, len(token_ids), job.block_size)
-        taken = taken_in.taken_in(job, layout, runs, token_ids, token_ms)
-        head = taken_in.write(Path(job.root), taken, _want_room, partial(_tell, "write"))
-        return Outcome(len(token_ids), head=head)
-    slots = [_worth(one, token_ms) for one in _new_slots(job, layout, stock.kv, token_ids)]
-    return Outcome(len(token_ids), _stage(job, slots))
-
-
-def _worth(job: WriteJob, token_ms: float) -> WriteJob:
-    """As computed at that pace: a worker reads for as long as computing would take."""
-    header = job.header
-    took_ms = token_ms * header.num_tokens
-    return replace(job, header=msgspec.structs.replace(header, recompute_ms=took_ms))
+    runs = mlx_lm_file.cut_runs(stock.kv, layout, len(token_ids), job.block_size)
+    taken = taken_in.taken_in(job, layout, runs, token_ids, token_ms)
+    head = taken_in.write(Path(job.root), taken, _want_room, partial(_tell, "write"))
+    return Outcome(len(token_ids), head=head)
 
 
 def _token_ids(job: Import, model: LoadedModel, stock: mlx_lm_file.StockFile) -> list[int]:
@@ -160,61 +140,6 @@ def _check(model: LoadedModel, layout: KvLayout, kv: Sequence[Any], token_ids: l
             if (mx.linalg.norm(a - b) > allowed).item():
                 raise ValueError("it is not what this model computes for this prompt")
     return token_ms
-
-
-def _new_slots(
-    job: Import, layout: KvLayout, kv: Sequence[Any], token_ids: list[int]
-) -> list[WriteJob]:
-    """What is not in the store yet."""
-    chain = HashChain(job.secret, job.model_hash, block_size=job.block_size)
-    hashes, root, now_s = chain.block_hashes(token_ids), Path(job.root), time.time()
-    found: list[WriteJob] = []
-    parent: str | None = None
-    start_hash, start = b"", 0
-    for run in mlx_lm_file.cut_runs(kv, layout, len(token_ids), RUN_TOKENS):
-        end = min(start + RUN_TOKENS, len(token_ids))
-        size = job.block_size
-        last = hashes[end // size - 1] if end >= size else chain.root
-        end_hash = chain.end_hash(last, token_ids[end - end % size : end])
-        name = blake2b(b"import" + end_hash + start.to_bytes(8, "little"), digest_size=16)
-        header = SlotHeader(
-            id=name.hexdigest(),
-            model=job.model_hash,
-            start_hash=start_hash,
-            start=start,
-            end=end,
-            block_size=size,
-            block_hashes=tuple(hashes[start // size : end // size]),
-            end_hash=end_hash,
-            layout=pack.pack_layout(layout, run),
-            has_state=run.state is not None,
-            recompute_ms=0.0,
-            created_s=now_s,
-            ttl_class="extended",
-            ttl_s=TTL_S["extended"],
-        )
-        if not slot_path(root, header.id).exists():
-            said = array("I", token_ids[start:end])
-            found.append(
-                WriteJob(header, said, Packed(header.layout, pack.pack(run)), parent=parent)
-            )
-        parent, start_hash, start = header.id, end_hash, end
-    return found
-
-
-def _stage(job: Import, slots: Sequence[WriteJob]) -> tuple[SlotStaged, ...]:
-    """Raises OverCap, StoreError."""
-    sizes = [
-        file_bytes(one.header, one.token_ids, one.packed.tensors) + _FILE_BYTES for one in slots
-    ]
-    if slots:
-        _want_room(sum(sizes))
-    staged: list[SlotStaged] = []
-    for number, one in enumerate(slots):
-        _tell("write", number, len(slots))
-        file = stage(Path(job.root), one.header, one.token_ids, one.packed.tensors)
-        staged.append(one.staged(file))
-    return tuple(staged)
 
 
 def _want_room(num_bytes: int) -> None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory, RequestRejected
-from runtime.kv.either import Tiers
-from runtime.slot_events import HotBudget
+from runtime.kv.tiers import Tiers
+from runtime.kv_messages import HotBudget
 from runtime.types import ChatPrompt
 from runtime.worker.decode import Decoder
 from runtime.worker.scheduler import Scheduler, StepPlan

@@ -23,7 +23,6 @@ from runtime.types import (
 )
 from runtime.worker.prompt_logprobs import Echo
 from runtime.worker.vision.images import ImageBatch
-from store.types import UNKNOWN_HEAD, PromptHead
 
 if TYPE_CHECKING:
     from runtime.worker.output.detokenizer import Detokenizer
@@ -83,7 +82,6 @@ class Sequence:
             cache=_of_prompt(group.cursor.told_use, group.num_prompt_tokens),
             prompt_changes=self.prompt_changes,
             ignored=self.ignored,
-            head=group.head,
         )
 
     @property
@@ -172,7 +170,6 @@ class SequenceGroup:
     """Tokens of the answer that the client expects."""
     explained: Explained | None = None
     prompt_digest: bytes = b""
-    head: PromptHead = UNKNOWN_HEAD
 
     @property
     def num_prefill_tokens(self) -> int:

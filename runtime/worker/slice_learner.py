@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from runtime.kv.either import Tiers
-from runtime.kv_messages import Opened
-from runtime.slot_events import Attach, SliceLearned
+from runtime.kv.tiers import Tiers
+from runtime.kv_messages import Opened, SliceLearned
 from runtime.worker.arrivals import Arrival
 from runtime.worker.scheduler import Scheduler
 from runtime.worker.slices import SliceTrial, sizes_to_time
@@ -68,7 +67,7 @@ class SliceLearner:
         self._trial: SliceTrial | None = None
         self._kv: list[Any] | None = None
 
-    def heed(self, names: Attach | Opened, *, is_idle: bool) -> None:
+    def heed(self, names: Opened, *, is_idle: bool) -> None:
         """Use what the store knows, if it is of this device; if not, it is to be found out.
 
         Prompts that are half computed go on as they began, and so do those after them.

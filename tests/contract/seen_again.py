@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import msgspec
 
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import Placed, model_ids, place_media
 from runtime.models.vision_files import KEPT_TYPES, SEEING_TYPES
 from runtime.ranks import KvForm
-from runtime.slot_events import KnownSlot
 from runtime.types import ChatPrompt, Image, Message, ModelSpec
 from runtime.worker import model as models
 from runtime.worker.model import LoadedModel
@@ -27,7 +25,7 @@ from runtime.worker.sequence import SequenceGroup
 from runtime.worker.vision.image_loader import PillowImageLoader
 from runtime.worker.vision.images import ImageBatch, PromptImage
 from tests.contract.lives import live
-from tests.kv_sessions import _REQUEST, SLICE_TOKENS, Session
+from tests.kv_sessions import REQUEST, SLICE_TOKENS, Session
 from tests.tiny_tried_vlms import write_tried
 from tests.tiny_vlms import VISION_FAMILIES, encoded, picture, write_vlm
 
@@ -102,7 +100,7 @@ class SeeingSession(Session):
         placed, prompt_images = self._placed(parts)
         spans = placed.spans
         return SequenceGroup(
-            request=_REQUEST,
+            request=REQUEST,
             token_ids=model_ids(placed.token_ids, self.image_processor.markup.placeholder),
             num_prompt_tokens=len(placed.token_ids),
             max_tokens=1,
@@ -195,23 +193,22 @@ def before(folder: Path, case: str) -> dict[str, Any]:
     logits = {way: go_on(session, way, model.copy_kv(kv))["logits"] for way in WAYS[:2]}
     logits |= {way: cold(model, way) for way in WAYS[2:]}
     mx.save_safetensors(str(folder / "before.safetensors"), logits)
-    (folder / "slots.json").write_bytes(msgspec.json.encode(session.publish()))
+    session.close()
     return {"num_held": len(group.token_ids) + SAID, "is_whole": session.vision_model.is_whole}
 
 
 def after(folder: Path, case: str) -> dict[str, Any]:
     family, bits = CASES[case]
     model = load(folder / "model", family, bits)
-    known = msgspec.json.decode((folder / "slots.json").read_bytes(), type=list[KnownSlot])
     found: dict[str, Any] = {}
     logits: dict[str, mx.array] = {}
     for way in WAYS:
         session = SeeingSession(model, folder / "store")
-        session.tiers.learn(known)
         found[way] = go_on(session, way)
         logits[way] = found[way].pop("logits")
         found[way]["retreats"] = session.tiers.counts.vlm_retreat
         found[way]["rejected"] = session.tiers.counts.exact_key_rejected_by_model_lcp
+        session.close()
     mx.save_safetensors(str(folder / "after.safetensors"), logits)
     return {"ways": found}
 

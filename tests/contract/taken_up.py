@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 from mlx_vlm.models.cache import (
     ArraysCache,
     BufferedRotatingKVCache,
@@ -27,9 +26,8 @@ from mlx_vlm.models.cache import (
     StaticPrefixKVCache,
 )
 
-from runtime.kv import layers, pack
-from store import slots
-from tests.layer_samples import WINDOW, Make, assemble, feed, raw
+from runtime.kv import layers
+from tests.layer_samples import WINDOW, Make, assemble, feed, loaded, raw
 
 SLICEABLE: dict[str, Make] = {
     "kv": lambda: [KVCache(), KVCache()],
@@ -67,10 +65,7 @@ def main(folder: Path) -> None:
     for case in sorted(path for path in folder.iterdir() if path.is_dir()):
         name, end, _ = case.name.rsplit(" ", 2)
         (file,) = case.rglob("*.safetensors")
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        layout = layers.layout_of(MAKERS[name]())
-        run = pack.unpack(slots.verify(file).header.layout, loaded, layout, int(end))
+        run = loaded(file, layers.layout_of(MAKERS[name]()), int(end))
         found[case.name] = future_digest(assemble(MAKERS[name], [run]), int(end))
     (folder / "found.json").write_text(json.dumps(found))
 

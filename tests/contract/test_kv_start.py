@@ -17,13 +17,12 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from runtime.kv import layers
 from runtime.kv.cursor import CacheCursor
-from runtime.slot_events import KnownSlot
 from runtime.types import GenerateRequest, SamplingParams, TokenPrompt
 from runtime.worker.decode import DecodedToken, Decoder
 from runtime.worker.model import LoadedModel
 from runtime.worker.sequence import Sequence as Choice
 from runtime.worker.sequence import SequenceGroup
-from tests.kv_sessions import SLICE_TOKENS, Session, ids, load
+from tests.kv_sessions import BLOCK_TOKENS, SLICE_TOKENS, Session, ids, load
 from tests.tiny_models import write_model
 
 upstream: Any = importlib.import_module("mlx_lm.generate")
@@ -104,31 +103,28 @@ class Life:
 
     def __init__(self, model: LoadedModel, root: Path, hot_bytes: int) -> None:
         self.model, self.root, self.hot_bytes = model, root, hot_bytes
-        self.known: list[KnownSlot] = []
         self.session = self._begun()
 
     def _begun(self) -> Session:
-        session = Session(self.model, self.root, hot_bytes=self.hot_bytes)
-        session.tiers.learn(self.known)
-        return session
+        return Session(self.model, self.root, hot_bytes=self.hot_bytes)
 
     def restart(self) -> None:
-        self.known += self.session.publish()
         self.session.close()
         self.session = self._begun()
 
     def lose(self, number: int) -> None:
-        """One of the files is gone when its turn comes."""
+        """One of the files is gone."""
         self.restart()
-        if self.known:
-            lost = self.known.pop(number % len(self.known))
-            self.session.tiers.on_gone([lost.id], "damaged")
+        files = sorted(self.root.rglob("*.safetensors"))
+        if files:
+            files[number % len(files)].unlink()
 
     def ask(self, prompt: list[int]) -> CacheCursor:
         cursor = self.session.cursor(prompt)
         kv, start = self.session.take_up(cursor)
         self.session.compute(cursor, kv, start)
         check_same(self.model, kv, computed(self.model, prompt), len(prompt) - 1)
+        self.session.tiers.release(cursor)
         return cursor
 
 
@@ -183,18 +179,16 @@ def test_a_prefix_that_ends_before_the_start_can_be_pinned_after_it(
         session.compute(cursor, kv, start)
     session.tiers.pin(cursor, kv, "mine")
     session.close()
-    pinned = [run for run in session.tiers.hot.tree if session.tiers.hot[run].ttl_s is None]
+    pinned = [one for one in session.tiers.memory if one.ttl_class == "pinned"]
     if session.tiers.needs_state:
-        assert not pinned, "a state that is passed is gone"
-    else:
-        assert [run.end for run in pinned] == [prefix_end]
-        theirs = computed(model, prompt[:START])
-        (run,) = pinned
-        layout = layers.layout_of(model.new_kv())
-        expected = layers.cut(theirs, layout, run.start, run.end)
-        kept = session.tiers.hot[run].kv
-        assert kept is not None
-        assert all(map(mx.array_equal, kept.slices, expected))
+        assert not any(one.has_state for one in pinned if one.end == prefix_end), "it has passed"
+        return
+    assert {one.end for one in pinned} >= {*range(BLOCK_TOKENS, prefix_end, BLOCK_TOKENS)}
+    theirs = computed(model, prompt[:START])
+    layout = layers.layout_of(model.new_kv())
+    for one in pinned:
+        expected = layers.cut(theirs, layout, one.start, one.end)
+        assert all(map(mx.array_equal, one.kv.slices, expected))
 
 
 def _most_shared(prompt: list[int], asked: list[list[int]]) -> int:

@@ -21,10 +21,11 @@ from mlx_lm.models.cache import (
 
 from runtime.kv import layers, pack
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.deletions import Deletions
 from runtime.kv.layers import State, UnsupportedCache
 from runtime.kv.pack import RunKv
 from runtime.kv.parts import Parts, Span
-from runtime.kv.state import TierState
+from runtime.kv.state import KvState
 from runtime.kv.tiers import Tiers
 from store.block_names import HashChain
 from store.errors import SlotDamaged
@@ -146,7 +147,7 @@ def test_blocks_that_are_cut_at_once_are_those_that_are_cut_one_by_one(name: str
 
 
 def _packed(parts: Parts, run: RunKv) -> list[tuple[str, bytes]]:
-    return [(one.name, bytes(one.data)) for one in parts.pack(run).tensors]
+    return [(one.name, bytes(one.data)) for one in parts.packed(run).tensors]
 
 
 @pytest.mark.parametrize("name", SLICEABLE)
@@ -254,9 +255,9 @@ class NoSuchModel:
 def test_an_unknown_class_is_refused_by_name_and_its_model_is_served():
     with pytest.raises(UnsupportedCache, match=r"^NewKind$"):
         layers.layout_of([NewKind()])
-    tier_state = TierState.of(NoSuchModel(), HashChain(b"", b""), b"", 1 << 20)
-    assert tier_state.unsupported == "NewKind"
-    tiers = Tiers(tier_state, None, None, lambda _: None)
+    state = KvState.of(NoSuchModel(), HashChain(b"", b""), 1 << 20)
+    assert state.unsupported == "NewKind"
+    tiers = Tiers(state, None, Deletions(), lambda _: None)
     for _ in range(2):
         cursor = CacheCursor(token_ids=list(range(9)))
         tiers.begin(cursor)
@@ -266,7 +267,7 @@ def test_an_unknown_class_is_refused_by_name_and_its_model_is_served():
         feed(kv, 0, 9)
         tiers.on_prefill(cursor, kv, (0, 8), 0.1)
         tiers.on_finished(cursor, [9], kv)
-    assert (tiers.hot.num_bytes, len(tiers.hot.tree)) == (0, 0)
+    assert (tiers.memory.num_bytes, len(tiers.memory)) == (0, 0)
 
 
 def test_a_state_that_cannot_be_said_is_refused_by_name():

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from runtime.cache.maintenance import StoreLimits, expire
-from runtime.cache.store_opening import open_store
+from runtime.cache.upkeep import keep
+from tests.crash.server_store import store_at
 
 
 def main() -> None:
     """`python -m tests.crash.clock_store ROOT NUM_SWEEPS`: prints the ids that are left."""
-    store = open_store(Path(sys.argv[1]), None)
+    store = store_at(Path(sys.argv[1]))
     for _ in range(int(sys.argv[2])):
-        for _ in expire(store, StoreLimits(None, 0, 0.0)):
-            pass
-    print(" ".join(place.id for place in store.index.places()))  # noqa: T201
+        keep(store)
+    print(" ".join(store.heads.known))  # noqa: T201
     store.close()
 
 

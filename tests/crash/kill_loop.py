@@ -23,22 +23,22 @@ import httpx
 import psutil
 from tokenizers import Tokenizer
 
-from runtime.cache.inventory import Inventory
-from runtime.cache.owned import INDEX
-from runtime.cache.store_opening import open_store
-from runtime.kv.prefix_tree import num_common
+from runtime.cache.opened import HEADS, INDEX, SLOTS
+from runtime.cache.tending import inventory_of
+from runtime.cache.verification import files_of, verify
+from store.block_names import HashChain
 from store.errors import StoreError
+from store.head_file import HEAD, read_head
 from store.keyed_names import conversation_key
-from store.slots import read_header
-from store.upkeep import slot_files
+from store.kv_file import open_file
+from store.slots import SLOT
 from tests.agents import AGENTS, Agent
-from tests.crash.server_store import check_store, kill, slot_names
+from tests.crash.damage import tokens_of
+from tests.crash.server_store import check_store, kill, store_at
 from tests.disk_observer import bytes_at_once
 from tests.duel import Compared, unmistakable
-from tests.integration.test_conversations_apart import Harm, harmed, holes, tokens_of
 from tests.random_asks import Ask
 from tests.running_server import COMPLETIONS, RunningServer, hearth, running, started
-from tests.slot_samples import is_served
 from tests.tiny_models import write_model
 from tests.waiting import PATIENCE_S, until
 
@@ -71,8 +71,8 @@ ODDS = {
 class Talk:
     """A conversation. `pieces` are what only it, and what branches from it, said: position, tokens.
 
-    The first `num_durable` of its tokens were told durable, but for the `lost` ones. It `is_awake`
-    while all of it is in memory, and `is_going` when a deletion was not answered. Beyond
+    The first `num_durable` of its tokens were told durable, but for the `lost` blocks. It
+    `is_awake` while all of it is in memory, and `is_going` when a deletion was not answered. Beyond
     `num_sure` tokens the server may know it by another turn: one that was broken off by a kill.
     """
 
@@ -89,11 +89,9 @@ class Talk:
 
     @property
     def num_due(self) -> int:
-        """How many tokens must be reused: a block is lost whole, and about one beside it."""
+        """How many tokens must be reused: a block is lost whole, and what is left of the last."""
         num = len(self.ids) if self.is_awake else min(self.num_durable, len(self.ids))
-        lost = {one for one in self.lost if one < num}
-        blocks = {one // BLOCK for one in lost}
-        return num - BLOCK * (len(blocks) + len(holes(lost)) + 1)
+        return num - BLOCK * (len({one for one in self.lost if one * BLOCK < num}) + 1)
 
 
 @dataclass
@@ -115,7 +113,6 @@ class KillLoop:
     def __init__(self, home: Path, plain: RunningServer, seed: int, *, settings: str = "") -> None:
         self.home, self.plain, self.settings = home, plain, settings
         self.root = home / "kv"
-        self.is_whole = "ranks" in settings
         self.chance = random.Random(seed)
         self.seed = seed
         self.tokenizer = Tokenizer.from_file(str(models_of(home) / "tiny" / "tokenizer.json"))
@@ -130,7 +127,8 @@ class KillLoop:
         """Of what is deleted, by its windows, who said it."""
         self.deleted_keys: set[str] = set()
         self.traceless: dict[str, bytes] = {}
-        self.harms: dict[str, list[Harm]] = {}
+        self.harmed: set[str] = set()
+        """Files that were damaged, some of which may be whole again."""
         self.compared = Compared()
         self.cursor: list[str] = []
         self.num_named = 0
@@ -266,7 +264,7 @@ class KillLoop:
     def kill_while_capped(self) -> None:
         """There is less room than before: what goes is known from the files that stay.
 
-        Those that came meanwhile belong to who was answered: they go when these are deleted.
+        Those that came meanwhile have no head for certain.
         """
         self.look_at_files()
         before = {path.stem for path in self.files()}
@@ -282,17 +280,12 @@ class KillLoop:
         self.is_capped = False
         num = bytes_at_once(self.root)
         assert num <= cap, f"{num} bytes: {sizes_in(self.root)}"
-        rows = slot_names(self.root)  # what is evicted loses its row before its file
-        files = [one for one in self.files() if one.stem in rows and is_served(one)]
-        there = [(one.stem in before, read_header(one).start, tokens_of(one)) for one in files]
+        there = before & {one.stem for one in self.files() if is_whole(one)}
         for talk in self.talks.values():
             talk.num_durable, talk.was_damaged = len(talk.ids), True
-            talk.lost = set(range(len(talk.ids)))
-            for was_there, start, tokens in there:
-                if not (was_there or talk.is_awake):
-                    continue
-                end = start + num_common(array("I", tokens), 0, talk.ids, start)
-                talk.lost -= set(range(start, end))
+            names = self.names_of(talk)
+            talk.lost = {at for at, one in enumerate(names) if not one & there}
+            talk.lost.add(len(names))
 
     def after_kill(self) -> None:
         """Nobody runs: deletions and damage without a server, and what must be so."""
@@ -347,13 +340,12 @@ class KillLoop:
         due = talk.num_due
         if isinstance(talk, Spoken):
             due = min(due, self.catch_up(server, talk))
-        pieces = self.pieces_of(talk)
         usage, cache = self.ask(server, talk)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         with self.alone:
             of = f"{cached} of {usage['prompt_tokens']}"
             self.cursor.append(f"{talk.name}: {of}, {due} due, {cache['durable_tokens']} durable")
-        told = (talk.name, talk.num_durable, sorted(talk.lost), usage, cache, pieces, server.stderr)
+        told = (talk.name, talk.num_durable, sorted(talk.lost), usage, cache, server.stderr)
         assert cached >= due or self.is_capped, told
         with self.alone:
             talk.is_awake, talk.num_durable = True, 0
@@ -482,41 +474,36 @@ class KillLoop:
     # What happens to them
 
     def damage(self) -> None:
-        """One bit of a slot file, but for those that say what kind of file it is."""
-        paths = [path for path in self.files() if self.chance.random() < 0.5 and is_served(path)]
+        """One bit of a slot or a head, but for those that say what kind of file it is."""
+        paths = [path for path in self.files() if self.chance.random() < 0.5 and is_whole(path)]
         if not paths:
             return
         path = self.chance.choice(paths)
-        with suppress(FileNotFoundError), path.open("r+b") as file:
-            at = self.chance.randrange(60, path.stat().st_size)
-            header, tokens, span = read_header(path), tokens_of(path), harmed(path, at)
-            span = range(header.start, header.end) if self.is_whole else span
-            byte = os.pread(file.fileno(), 1, at)[0]
-            os.pwrite(file.fileno(), bytes([byte ^ 1 << self.chance.randrange(8)]), at)
-            harm = Harm(header.start, tokens, span)
-            self.cursor.append(f"byte {at} of {path.stem}: {span} is lost")
-            self.harms.setdefault(path.stem, []).append(harm)
+        with suppress(FileNotFoundError, StoreError):
+            session = read_head(path).head.owner.session if path.stem in self.heads() else b""
+            with path.open("r+b") as file:
+                at = self.chance.randrange(60, path.stat().st_size)
+                byte = os.pread(file.fileno(), 1, at)[0]
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << self.chance.randrange(8)]), at)
+            self.cursor.append(f"byte {at} of {path.stem} is lost")
+            self.harmed.add(path.stem)
             for talk in self.talks.values():
-                lose(talk, harm)
+                if session == self.key_of(talk):  # nobody else has what only its head goes through
+                    talk.num_durable, talk.was_damaged, talk.is_awake = 0, True, False
+                self.lose(talk, {path.stem})
+
+    def lose(self, talk: Talk, names: set[str]) -> None:
+        """Whoever said the tokens of these blocks may have to compute them."""
+        lost = {at for at, one in enumerate(self.names_of(talk)) if one & names}
+        talk.lost |= lost
+        talk.was_damaged |= bool(lost)
 
     def take_up(self, talk: Talk) -> None:
         """What is damaged and still there is not durable, whatever is said."""
-        there = {path.stem for path in self.files()}
-        for name, harms in self.harms.items():
-            for harm in harms if name in there else ():
-                lose(talk, harm)
+        there = [path for path in self.files() if path.stem in self.harmed]
+        self.lose(talk, {path.stem for path in there if not is_whole(path)})
 
     # What must be so
-
-    def pieces_of(self, talk: Talk) -> list[tuple[str, int, int]]:
-        """What the files have of a conversation: name, first position and end."""
-        found: list[tuple[str, int, int]] = []
-        for path in self.files():
-            with suppress(StoreError, FileNotFoundError):
-                start, tokens = read_header(path).start, tokens_of(path)
-                if num := num_common(array("I", tokens), 0, talk.ids, start):
-                    found.append((path.stem, start, start + num))
-        return sorted(found, key=lambda one: one[1:])
 
     def look_at_files(self) -> None:
         """Nothing that was deleted is in any file, be it a slot or not."""
@@ -527,12 +514,10 @@ class KillLoop:
                 assert not found, f"{path} has what was deleted: {found}"
 
     def found_in(self, path: Path) -> str:
-        if path.suffix == ".safetensors" and path.parent.name != "quarantine":
-            with suppress(StoreError, ValueError):
-                tokens = tokens_of(path)
-                shared = windows([tokens]) & self.deleted
-                whose = sorted({self.whose[one] for one in shared})
-                return f"{len(shared)} of {len(tokens)} tokens, of {whose}" if shared else ""
+        if tokens := tokens_of(path) if path.suffix == ".safetensors" else []:
+            shared = windows([tokens]) & self.deleted
+            whose = sorted({self.whose[one] for one in shared})
+            return f"{len(shared)} of {len(tokens)} tokens, of {whose}" if shared else ""
         data = path.read_bytes()
         names = [name for name, key in self.traceless.items() if key in data]
         size = 4 * WINDOW
@@ -542,14 +527,15 @@ class KillLoop:
 
     def check(self) -> None:
         """The store is in order once damage was looked for, and each byte is somebody's."""
-        store = open_store(self.root, None)
+        store = store_at(self.root, block_size=BLOCK)
         try:
-            Inventory(store).verify()
-            there = {view.id for view in Inventory(store).conversations()}
+            for file in files_of(store):
+                verify(store, file)
+            there = {one.id for one in inventory_of(store).conversations()}
             assert not there & self.deleted_keys, "what was deleted is in the index"
         finally:
             store.close()
-        check_store(self.root, counts_bytes=True)
+        check_store(self.root, block_size=BLOCK)
         self.look_at_files()
 
     # How it is done
@@ -578,8 +564,20 @@ class KillLoop:
     def words(self, num: int) -> str:
         return " ".join(f"{self.chance.getrandbits(32):08x}" for _ in range(num))
 
+    def names_of(self, talk: Talk) -> list[set[str]]:
+        """The name of each of its whole blocks, for each model hash there is."""
+        secret, models = (self.root / "secret").read_bytes(), (self.root / SLOTS).glob("*")
+        chains = [HashChain(secret, bytes.fromhex(one.name), block_size=BLOCK) for one in models]
+        named = [one.block_hashes(talk.ids, root=one.root_of("")) for one in chains]
+        return [{one.hex() for one in names} for names in zip(*named, strict=True)]
+
+    def heads(self) -> dict[str, Path]:
+        """The files of heads, by their ids."""
+        return {path.stem: path for path in (self.root / HEADS).glob("*/*/[!.]*.safetensors")}
+
     def files(self) -> list[Path]:
-        return sorted(slot_files(self.root))
+        slots = (self.root / SLOTS).glob("*/[!.]*.safetensors")
+        return sorted([*slots, *self.heads().values()])
 
     def num_bytes(self) -> int:
         num = 0
@@ -609,12 +607,14 @@ def looped(folder: Path, seed: int, *, settings: str = "") -> Generator[KillLoop
         yield KillLoop(folder / "home", plain, seed, settings=settings)
 
 
-def lose(talk: Talk, harm: Harm) -> None:
-    """Whoever said these tokens may lose those of the span."""
-    shared = num_common(array("I", harm.tokens), 0, talk.ids, harm.start)
-    lost = {one for one in harm.span if one < harm.start + shared}
-    talk.lost |= lost
-    talk.was_damaged |= bool(lost)
+def is_whole(path: Path) -> bool:
+    """Whether each byte of a slot or a head is as it was written."""
+    try:
+        with open_file(path, HEAD if HEADS in path.parts else SLOT) as file:
+            file.read()
+    except StoreError:
+        return False
+    return True
 
 
 def windows(pieces: Iterable[list[int]]) -> set[bytes]:

@@ -7,22 +7,15 @@ import sqlite3
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from runtime.cache.inventory import Inventory
-from runtime.cache.inventory_views import ConversationView
-from runtime.cache.owned import OpenStore
-from runtime.cache.store_opening import open_store
-from store import upkeep
-from store.disk import disk_bytes
-from store.recovery import Recovery
-from store.slots import read_header, slot_path, verify
+from runtime.cache.opened import BlockStore, Terms, open_blocks
+from runtime.cache.tending import inventory_of
+from runtime.cache.verification import StoredFile, files_of, verify
+from store.block_names import BLOCK_TOKENS
+from store.cold_blocks import cold_id
+from store.room import Limits
+from store.slots import BlockKey
 from tests.running_server import RunningServer
-
-MEMBERS = """
-SELECT s.name FROM conversation_slots cs JOIN slots s ON s.id = cs.slot_id
-JOIN conversations c ON c.id = cs.conversation_id WHERE lower(hex(c.key)) = ?
-"""
 
 
 def kill(server: RunningServer) -> None:
@@ -50,72 +43,102 @@ def wait_until_durable(
 
 
 def stored_tokens(server: RunningServer) -> int:
-    """Tokens whose KV is on disk, each slot counted once."""
+    """Tokens whose KV is in slots, each slot counted once."""
     stats = server.get("/admin/cache/stats").json()
     return sum(tier["num_tokens"] for tier in stats["tiers"])
 
 
-def check_store(root: Path, cold: Path | None = None, *, counts_bytes: bool = False) -> int:
-    """Nobody has the store open: index and disk agree, every byte is as written; slots there are.
+def store_at(root: Path, cold: Path | None = None, block_size: int = BLOCK_TOKENS) -> BlockStore:
+    """A store that nobody has open, without a cap that it would reach."""
+    return open_blocks(root, Terms(block_size, str(cold) if cold else None, Limits(1 << 50)))
 
-    A first recovery may have work left by a kill, a second one has none. With `counts_bytes` the
-    own and shared bytes of all conversations are those on disk.
+
+def check_store(root: Path, cold: Path | None = None, block_size: int = BLOCK_TOKENS) -> int:
+    """Nobody has the store open: index and disk agree, and so do the sums that people are shown;
+    every byte is as written, of the tokens that its heads say; how many files there are.
+
+    A first start may have work left by a kill, a second one has none.
     """
-    store = open_store(root, str(cold) if cold else None)
+    store = store_at(root, cold, block_size)
+    if store.cold is not None:
+        store.finish_cold()
+        store.cold.sweep()
+    store.close()
+    before = _files_of(root)
+    store = store_at(root, cold, block_size)
     try:
-        _recover(store)
-        assert not _recover(store), "a second recovery found work"
-        rows = {row.header.id: row for row in store.index.all_slots()}
-        paths = {path.stem: path for path in upkeep.slot_files(root)}
-        packed = {one.id: one.num_bytes for one in store.cold.slots()} if store.cold else {}
-        assert sorted(rows) == sorted([*paths, *packed])
-        for name, row in rows.items():
-            assert row.parent is None or row.parent in rows
-            if row.tier == "cold":
-                assert row.disk_bytes == packed[name]
-                continue
-            assert verify(slot_path(root, name)).header == read_header(paths[name]) == row.header
-            assert row.disk_bytes == disk_bytes(paths[name])
-        assert not store.index.condemned()
+        assert _files_of(root) == before, "a second start found work"
+        blocks, found = store.heads.kept.blocks, store.slots.found()
+        assert {key: block.sizes[:2] for key, block in blocks.items() if block.sizes.warm} == found
+        assert not store.heads.left_cold
+        unread = _check_cold(store)
+        _check_tokens(store)
+        for file in files_of(store):
+            assert file in unread or verify(store, file).found == "whole", file
+        _check_bytes_add_up(store)
         for directory in (root, cold or root):
             assert not list(directory.rglob(".tmp-*"))
             _check_modes(directory)
         assert store.database.check()
-        if counts_bytes:
-            check_bytes_add_up(store)
-        return len(rows)
+        return len(before)
     finally:
         store.close()
 
 
-def check_bytes_add_up(store: OpenStore) -> None:
-    """Each slot is somebody's, and own bytes are those of slots that nobody else has."""
-    views = Inventory(store).conversations()
-    disk = {row.header.id: row.disk_bytes for row in store.index.all_slots()}
-    held = [_slots_of(store, view) for view in views]
-    uses = Counter(one for slots in held for one in slots)
-    assert set(uses) == set(disk), "somebody has each slot"
-    for view, slots in zip(views, held, strict=True):
-        assert view.disk_bytes == sum(disk[one] for one in slots)
-        assert view.own_bytes == sum(disk[one] for one in slots if uses[one] == 1)
+def _files_of(root: Path) -> dict[Path, int]:
+    """Heads and slots, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in root.glob("*/**/*.safetensors")}
 
 
-def _slots_of(store: OpenStore, view: ConversationView) -> set[str]:
-    """What a conversation is part of; of a chain without a name, what its last slot needs."""
-    if view.is_named:
-        with store.database.reading() as connection:
-            return set(connection.exec_driver_sql(MEMBERS, (view.id,)).scalars())
-    parents = {row.header.id: row.parent for row in store.index.all_slots()}
-    found, one = set[str](), view.id
-    while one is not None:
-        found.add(one)
-        one = parents[one]
-    return found
+def _check_cold(store: BlockStore) -> set[StoredFile]:
+    """The index knows each file there; those that are missing are still here: rows come first."""
+    there = {one.id for one in store.cold.slots()} if store.cold is not None else set[str]()
+    missing: set[StoredFile] = set()
+    for file in files_of(store):
+        if file.key is None or file.kind not in ("cold_slot", "cold_state"):
+            continue
+        is_state = file.kind == "cold_state"
+        if (name := cold_id(file.key, is_state=is_state)) in there:
+            there.remove(name)
+        else:
+            missing.add(file)
+            sizes = store.heads.kept.blocks[file.key].sizes
+            assert sizes.state if is_state else sizes.slot
+    assert not there
+    return missing
 
 
-def _recover(store: OpenStore) -> bool:
-    recovery = Recovery(store.root, store.database, store.cold, time.time())
-    return recovery.run().has_changed
+def _check_tokens(store: BlockStore) -> None:
+    """Each head goes through the blocks of its own tokens, and the slots there are have these."""
+    size, used = store.block_size, set[BlockKey]()
+    for known in list(store.heads.known.values()):
+        head, token_ids = store.heads.read(known.head.id)
+        names = store.chain_of(head.model).block_hashes(token_ids, root=head.owner.root)
+        keys = [BlockKey(head.model, name) for name in names]
+        assert [*store.heads.kept.chain(known.last)][::-1] == keys
+        used |= {*keys}
+        for number, key in enumerate(keys):
+            if store.slots.has(key):
+                ids = token_ids[number * size : (number + 1) * size]
+                assert store.slots.read(key, ids) is not None, key
+    assert used == store.heads.kept.blocks.keys(), "somebody has each block"
+
+
+def _check_bytes_add_up(store: BlockStore) -> None:
+    """Own bytes are those of heads, and of blocks that nobody else goes through."""
+    inventory, blocks = inventory_of(store), store.heads.kept.blocks
+    conversations = inventory.conversations()
+    held = [
+        {key for known in one.heads for key in store.heads.kept.chain(known.last)}
+        for one in conversations
+    ]
+    uses = Counter(key for keys in held for key in keys)
+    for one, keys in zip(conversations, held, strict=True):
+        view, sizes = inventory.view(one), {key: blocks[key].sizes for key in keys}
+        head_bytes = sum(known.num_bytes for known in one.heads)
+        assert view.disk_bytes == head_bytes + sum(s.warm + s.cold for s in sizes.values())
+        own_bytes = sum(one.warm for key, one in sizes.items() if uses[key] == 1)
+        assert view.own_bytes == head_bytes + own_bytes
 
 
 def _check_modes(root: Path) -> None:
@@ -126,13 +149,3 @@ def _check_modes(root: Path) -> None:
 def sql_dump(root: Path) -> str:
     with sqlite3.connect(f"file:{root}/index.db?mode=ro", uri=True) as connection:
         return "\n".join(connection.iterdump())
-
-
-def slot_names(root: Path) -> set[str]:
-    """The slots that the index has."""
-    with sqlite3.connect(f"file:{root}/index.db?mode=ro", uri=True) as connection:
-        return {name for (name,) in connection.execute("SELECT name FROM slots")}
-
-
-def cache_of(answer: dict[str, Any]) -> dict[str, Any]:
-    return answer["hearth"]["cache"]

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from store import slots, upkeep
+from store.slots import Slots
 from tests.crash.tracing import Outcome, first_call, needs_strace, run_writer
-from tests.slot_samples import expected_payload, holds, is_served, slot_id
+from tests.slot_samples import expected_payload, key_of, served
 
 pytestmark = needs_strace
 
 WRITING = ["openat", "fallocate", "pwrite64", "fdatasync"]
-SYNCS_OF_A_DIRECTORY = 4
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def fail(folder: Path, whole: Outcome, call: str, how: str) -> Outcome:
 
 
 def published(folder: Path) -> Path:
-    return slots.slot_path(folder / "store", slot_id(1))
+    return Slots(folder / "store" / "slots").path(key_of(1))
 
 
 @pytest.mark.parametrize("error", ["EIO", "EROFS", "EACCES"])
@@ -48,27 +47,28 @@ def test_where_space_cannot_be_reserved_the_slot_is_written_all_the_same(
     tmp_path: Path, whole: Outcome
 ):
     assert fail(tmp_path, whole, "fallocate", "error=EOPNOTSUPP").output == "published\n"
-    assert holds(published(tmp_path), 1)
+    assert served(tmp_path / "store", 1)
 
 
 @pytest.mark.parametrize("call", [*WRITING, "fsync"])
 def test_an_interruption_is_no_error(tmp_path: Path, whole: Outcome, call: str):
     assert fail(tmp_path, whole, call, "error=EINTR").output == "published\n"
-    assert holds(published(tmp_path), 1)
+    assert served(tmp_path / "store", 1)
 
 
 def test_a_failed_rename_leaves_only_what_is_swept(tmp_path: Path, whole: Outcome):
     assert fail(tmp_path, whole, "rename", "error=EIO").output == "StoreFailed\n"
-    assert not list(upkeep.slot_files(tmp_path / "store"))
-    assert upkeep.sweep_temp(tmp_path / "store") == 1
+    assert not published(tmp_path).exists()
+    assert Slots(tmp_path / "store" / "slots").found() == {}
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
 def test_a_failed_directory_sync_is_not_acknowledged(tmp_path: Path, whole: Outcome):
     last = [call for call in whole.calls if call.name == "fsync"][-1]
     outcome = run_writer(tmp_path, "one", fault=f"fsync:error=EIO:when={last.nth}")
     assert outcome.output == "StoreFailed\n"
-    assert outcome.count("fsync") == whole.count("fsync") == SYNCS_OF_A_DIRECTORY
-    assert holds(published(tmp_path), 1)
+    assert outcome.count("fsync") == whole.count("fsync")
+    assert served(tmp_path / "store", 1)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 10])
@@ -82,6 +82,6 @@ def test_a_disk_that_lies_about_a_write_is_found_out(
         assert not path.exists()
         return
     assert outcome.output == "published\n"
-    assert not is_served(path)
     payload = path.read_bytes()[-len(expected_payload(1)) :]
     assert payload[num_bytes:] == expected_payload(1)[num_bytes:]
+    assert served(tmp_path / "store", 1) is None

@@ -9,20 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from store import slots, upkeep
+from store import upkeep
 from store.disk import NewFile
 from store.errors import StoreFull
-from store.types import TensorData
+from store.kv_file import Tensor
+from store.slots import Slots
+from store.temp_names import TEMPORARY
 from tests.crash.tracing import first_call, needs_strace, run_writer
-from tests.slot_samples import holds, is_served, publish_sample, sample
+from tests.slot_samples import key_of, publish_sample, sample, served
 
 BIG_BYTES = 3 << 20
 
 
-def stage_big(root: Path, number: int) -> slots.StagedSlot:
-    header, ids, tensors = sample(number)
-    big = TensorData("big", "U8", (BIG_BYTES,), memoryview(bytes(BIG_BYTES)))
-    return slots.stage(root, header, ids, [*tensors, big])
+def put_big(root: Path, number: int) -> Path:
+    about, ids, tensors = sample(number)
+    slots = Slots(root / "slots")
+    slots.put(about, ids, [*tensors, Tensor("big", "U8", (BIG_BYTES,), bytes(BIG_BYTES))])
+    return slots.path(key_of(number))
+
+
+def is_whole(root: Path, number: int) -> bool:
+    return Slots(root / "slots").read(key_of(number), sample(number)[1]) is not None
 
 
 def files_below(root: Path) -> list[Path]:
@@ -49,17 +56,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_refuses_early_and_recovers(small_disk: Path):
     root = small_disk / "store"
-    paths = [slots.publish(stage_big(root, number)) for number in (1, 2)]
-    written: list[int] = []
-    header, ids, tensors = sample(3)
-    big = TensorData("big", "U8", (BIG_BYTES,), memoryview(bytes(BIG_BYTES)))
+    paths = [put_big(root, number) for number in (1, 2)]
     with pytest.raises(StoreFull):
-        slots.stage(root, header, ids, [*tensors, big], written.append)
-    assert not written
+        put_big(root, 3)
     assert sorted(files_below(root)) == sorted(paths)
-    assert all(is_served(path) for path in paths)
-    assert slots.remove(paths[0])
-    assert is_served(slots.publish(stage_big(root, 3)))
+    assert is_whole(root, 1)
+    assert is_whole(root, 2)
+    Slots(root / "slots").remove(key_of(1))
+    put_big(root, 3)
+    assert is_whole(root, 3)
 
 
 def test_somebody_else_fills_the_disk(small_disk: Path):
@@ -68,11 +73,12 @@ def test_somebody_else_fills_the_disk(small_disk: Path):
     foreign = small_disk / "foreign"
     fill(foreign)
     with pytest.raises(StoreFull):
-        stage_big(root, 2)
+        put_big(root, 2)
     assert files_below(root) == [path]
-    assert holds(path, 1)
+    assert served(root, 1)
     foreign.unlink()
-    assert is_served(slots.publish(stage_big(root, 2)))
+    put_big(root, 2)
+    assert is_whole(root, 2)
 
 
 def test_no_ballast_where_there_is_no_room(small_disk: Path):
@@ -86,7 +92,7 @@ def test_a_file_limit_counts_as_full_and_leaves_nothing(tmp_path: Path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(StoreFull):
-            stage_big(tmp_path, 1)
+            put_big(tmp_path, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not files_below(tmp_path)
@@ -116,5 +122,6 @@ def test_no_room_at_any_call(tmp_path: Path, call: str):
         folder.mkdir()
         outcome = run_writer(folder, "one", fault=f"{call}:error={error}:when={first.nth}")
         assert outcome.output == "StoreFull\n"
-        left = [] if call != "rename" else [slots.SLOTS]
-        assert [path.parents[1].name for path in files_below(folder / "store")] == left
+        left = files_below(folder / "store")
+        assert len(left) == (call == "rename")
+        assert all(path.name.startswith(TEMPORARY) for path in left)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cache.service import KvStore
 from runtime.types import TokenPrompt
 from tests.asking import PROBED_S, ask, supervising_with_store
 from tests.tiny_models import write_model
@@ -48,17 +49,19 @@ def prompt(seed: int) -> TokenPrompt:
     return TokenPrompt(token_ids=tuple(9 + (seed + i * 7919) % 400 for i in range(NUM_TOKENS)))
 
 
+def num_durable(kv: KvStore) -> list[int]:
+    if kv.store is None:
+        return []
+    inventory = kv.inventory(on_disk=True)
+    return [inventory.view(one).num_durable for one in inventory.conversations()]
+
+
 async def test_a_store_that_becomes_read_only_and_writable_again(tmp_path: Path, root: Path):
     write_model(tmp_path / "models" / "m")
     settings = {"kv_disk": True, "kv_dir": root, "models_dir": tmp_path / "models"}
     async with supervising_with_store(tmp_path, **settings) as (supervisor, kv):
-
-        def num_saved() -> int:
-            store = kv.store
-            return sum(one.num_tokens for one in store.index.totals()) if store else 0
-
         await ask(supervisor, prompt(1), max_tokens=2)
-        await until(lambda: num_saved() >= NUM_TOKENS, "it is saved")
+        await until(lambda: max(num_durable(kv), default=0) >= NUM_TOKENS, "it is saved")
         forbid_writing(root)
         done = await ask(supervisor, prompt(2), max_tokens=2)
         assert done.finished.usage.num_output_tokens == 2

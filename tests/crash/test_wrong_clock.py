@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache.store_opening import open_store
-from store import slots
-from store.disk import disk_bytes
-from store.types import SlotRow
+from tests.crash.server_store import store_at
 from tests.running_server import RunningServer, hearth, started
-from tests.slot_samples import sample, slot_id
-from tests.waiting import until
+from tests.store_samples import Said, say
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(
     shutil.which("faketime") is None, reason="faketime is not installed: the clock stays right"
@@ -41,20 +38,12 @@ def told_by(path: Path, offset: str) -> dict[str, str]:
     }
 
 
-IDS = {slot_id(1), slot_id(2)}
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store with two slots that live for a day, used a moment ago."""
-    store = open_store(tmp_path / "kv", None)
-    rows: list[SlotRow] = []
+    """A store with two conversations that live for a day, used a moment ago."""
+    store = store_at(tmp_path / "kv")
     for number in (1, 2):
-        path = slots.publish(slots.stage(store.root, *sample(number)))
-        used_s = store.clock.now_s()
-        header = slots.read_header(path)
-        rows.append(SlotRow(header=header, disk_bytes=disk_bytes(path), last_used_s=used_s))
-    store.index.insert(rows).result()
+        say(store, Said(number, 300), ttl_s=86_400.0)
     store.close()
     return tmp_path / "kv"
 
@@ -74,7 +63,7 @@ def said(words: list[str], offset: str, *, sleeps: bool = False) -> set[str]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -83,14 +72,16 @@ def said(words: list[str], offset: str, *, sleeps: bool = False) -> set[str]:
 
 @pytest.mark.parametrize("offset", ["+10y", pytest.param("-10y", marks=pytest.mark.soak), "+25h"])
 def test_a_clock_that_is_set_wrong_and_right_again_expires_nothing(root: Path, offset: str):
-    assert left(root, offset) == IDS
-    assert left(root, "+0") == IDS
+    there = left(root, "+0")
+    assert len(there) == 2
+    assert left(root, offset) == there
+    assert left(root, "+0") == there
 
 
 @pytest.mark.parametrize("before", [pytest.param("+10y", marks=pytest.mark.soak), "-10y"])
 def test_what_nobody_uses_for_its_time_goes_whatever_the_clock_said_before(root: Path, before: str):
-    assert left(root, before) == IDS
-    assert left(root, "+0") == IDS
+    assert len(left(root, before)) == 2
+    assert len(left(root, "+0")) == 2
     assert left(root, "+25h", sleeps=True) == set()
 
 
@@ -103,7 +94,7 @@ def test_jobs_keep_their_cadence_while_the_clock_is_set(tmp_path: Path):
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

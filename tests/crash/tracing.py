@@ -47,11 +47,10 @@ class Outcome(NamedTuple):
 def run_writer(folder: Path, program: str, *options: str, fault: str | None = None) -> Outcome:
     """Run the writer on `folder/store`; `fault` is what strace calls an injection."""
     log = folder / "calls"
-    root, index = folder / "store", folder / "index"
     injection = ["-e", f"inject={fault}"] if fault else []
     command = ["strace", "-f", "-o", str(log), "-e", f"trace=newfstatat,{CHANGES}", *options]
     command += [*injection, sys.executable, "-m", "tests.crash.slot_writer"]
-    command += [str(root), str(index), program]
+    command += [str(folder / "store"), program]
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONHASHSEED": "0",

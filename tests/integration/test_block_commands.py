@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.by_blocks.contents import BlockContents
+from runtime.cache.contents import KvContents
 from runtime.types import CacheParams, ChatPrompt, Message
 from store.keyed_names import conversation_key
 from store.ownership import secret_of
@@ -28,7 +28,7 @@ NUM_BLOCKS = 5
 async def home(tmp_path: Path) -> Path:
     """Of three conversations, one of which has no session id."""
     write_model(tmp_path / "models" / "m")
-    async with serving(tmp_path, kv_blocks=True) as (supervisor, kv):
+    async with serving(tmp_path) as (supervisor, kv):
         for seed, session in enumerate(["one", "two", None]):
             await reused(supervisor, prompt(seed), session_id=session)
         await kept(kv, 3)
@@ -36,7 +36,7 @@ async def home(tmp_path: Path) -> Path:
 
 
 def command(home: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return hearth(*words, "--json", HEARTH_HOME=str(home), HEARTH_KV_BLOCKS="true", **variables)
+    return hearth(*words, "--json", HEARTH_HOME=str(home), **variables)
 
 
 def said(home: Path, *words: str, **variables: str) -> Any:
@@ -50,41 +50,46 @@ def cache(home: Path, *words: str, **variables: str) -> Any:
 
 
 async def test_what_is_there_is_shown_pinned_and_deleted_without_a_server(home: Path):
-    key = conversation_key(secret_of(home / "kv-blocks"), "one").hex()
+    key = conversation_key(secret_of(home / "kv"), "one").hex()
     listed = cache(home, "ls", "--model", "m")
     (nameless,) = [one["id"] for one in listed if not one["is_named"]]
     assert key in {one["id"] for one in listed}
     shown = cache(home, "show", "one")
-    assert len(shown["slots"]) == NUM_BLOCKS
+    assert len(shown["slots"]) == NUM_BLOCKS + 1
     assert cache(home, "pin", "one") == {"id": key, "is_pinned": True, "num_tokens": NUM_TOKENS + 2}
     assert cache(home, "show", key[:8])["is_kept"]
     assert not cache(home, "unpin", "one")["is_pinned"]
     assert command(home, "cache", "pin", "nobody").returncode == 1
     stats = cache(home, "stats")
-    assert (stats["root"], stats["num_conversations"]) == (str(home / "kv-blocks"), 3)
+    assert (stats["root"], stats["num_conversations"]) == (str(home / "kv"), 3)
     verified = cache(home, "verify")
     assert (verified["num_verified"], verified["num_damaged"]) == (3 * NUM_BLOCKS + 3, 0)
     assert cache(home, "gc")["num_dropped"] == 0
-    removed = {"num_conversations": 1, "num_slots": NUM_BLOCKS, "is_cut": True, "is_pending": False}
+    removed = {
+        "num_conversations": 1,
+        "num_slots": NUM_BLOCKS + 1,
+        "is_cut": True,
+        "is_pending": False,
+    }
     assert cache(home, "rm", "one") == removed
     assert cache(home, "rm", nameless) == removed
     assert cache(home, "rm", "--model", "m") == removed
     assert command(home, "cache", "rm", "two").returncode == 1
     assert cache(home, "rm", "--all", "--yes")["num_slots"] == 0
-    assert [*(home / "kv-blocks" / "slots").rglob("*.safetensors")] == []
-    assert [*(home / "kv-blocks" / "heads").rglob("*.safetensors")] == []
+    assert [*(home / "kv" / "slots").rglob("*.safetensors")] == []
+    assert [*(home / "kv" / "heads").rglob("*.safetensors")] == []
 
 
 async def test_a_conversation_travels_to_another_home_without_a_server(home: Path, tmp_path: Path):
     file, other = tmp_path / "cache.safetensors", tmp_path / "other"
     (other / "models").mkdir(parents=True)
     (other / "models" / "m").symlink_to(home / "models" / "m")
-    (other / "kv-blocks").mkdir()
+    (other / "kv").mkdir()
     num_tokens = cache(home, "export", "two", str(file))["num_tokens"]
     assert num_tokens == NUM_TOKENS + 2
     imported = cache(other, "import", str(file), "--model", "m")
     assert (imported["num_tokens"], imported["num_new_slots"]) == (num_tokens, NUM_BLOCKS)
-    async with serving(other, kv_blocks=True) as (supervisor, _):
+    async with serving(other) as (supervisor, _):
         use = await reused(supervisor, prompt(1))
         assert (use.tier, use.num_tokens) == ("warm", NUM_TOKENS - 1)
     slot = cache(home, "show", "two")["slots"][1]["id"]
@@ -95,12 +100,12 @@ async def test_a_conversation_travels_to_another_home_without_a_server(home: Pat
 
 
 async def test_its_database_is_checked_and_its_cold_store_is_marked(home: Path):
-    index = str(home / "kv-blocks" / "blocks.db")
+    index = str(home / "kv" / "index.db")
     for action in ("check", "upgrade"):
         found = said(home, "db", action)
         assert found["is_intact"]
         assert index in {one["path"] for one in found["databases"]}
-    doctor = hearth("doctor", HEARTH_HOME=str(home), HEARTH_KV_BLOCKS="true")
+    doctor = hearth("doctor", HEARTH_HOME=str(home))
     assert f"{index} is intact" in doctor.stdout
     cold = {"HEARTH_COLD_STORE": str(home / "cold")}
     assert said(home, "cold", "take", **cold)["is_ours"]
@@ -111,13 +116,13 @@ async def test_its_database_is_checked_and_its_cold_store_is_marked(home: Path):
 async def test_no_turn_of_what_is_deleted_is_left(tmp_path: Path):
     """Whether no server has the store, or one has it whose model is not loaded."""
     write_model(tmp_path / "models" / "m")
-    root = tmp_path / "kv-blocks"
+    root = tmp_path / "kv"
 
     def turns() -> set[Path]:
         return {*(root / "turns").rglob("*.turn")}
 
     sessions = ("one", None, "two", "three", None)
-    async with serving(tmp_path, kv_blocks=True) as (supervisor, kv):
+    async with serving(tmp_path) as (supervisor, kv):
         for number, session in enumerate(sessions):
             said = Message(role="user", text=f"{number} {TEXT}")
             wish = CacheParams(session_id=session)
@@ -128,9 +133,9 @@ async def test_no_turn_of_what_is_deleted_is_left(tmp_path: Path):
     for number, name in enumerate(["one", nameless[0]], 1):
         cache(tmp_path, "rm", name)
         assert len(turns()) == len(sessions) - number
-    async with serving(tmp_path, kv_blocks=True) as (_, kv):
+    async with serving(tmp_path) as (_, kv):
         await kv.settled()
-        contents = BlockContents(kv, kv.settings)
+        contents = KvContents(kv, kv.settings)
         for number, name in enumerate(["two", nameless[1]], 3):
             await contents.remove(await contents.named(name))
             assert len(turns()) == len(sessions) - number

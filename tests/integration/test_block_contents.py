@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache.by_blocks.contents import BlockContents
-from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.cache.contents import KvContents
+from runtime.cache.service import KvStore
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.progress import unwatched
 from runtime.types import TokenPrompt
@@ -29,9 +29,12 @@ BLOCK = 256
 NUM_BLOCKS = 5
 """Whole ones of each prompt."""
 
+END = 1
+"""What is behind them counts as one slot where it is deleted."""
 
-def contents_of(kv: BlockKvStore) -> BlockContents:
-    return BlockContents(kv, kv.settings)
+
+def contents_of(kv: KvStore) -> KvContents:
+    return KvContents(kv, kv.settings)
 
 
 def never() -> bool:
@@ -94,7 +97,7 @@ async def test_a_branch_stays_when_its_source_is_deleted(home: Path):
         contents = contents_of(kv)
         await contents.branch("one", "copy", {"m": 2 * BLOCK + 7})
         removed = await contents.remove(await contents.named("one"))
-        assert (removed.num_conversations, removed.num_slots) == (1, NUM_BLOCKS - 2)
+        assert (removed.num_conversations, removed.num_slots) == (1, NUM_BLOCKS - 2 + END)
         (copy,) = (await contents.of_sessions(["copy"]))["copy"]
         assert copy.view.num_tokens == 2 * BLOCK + 7
         assert (await reused(supervisor, prompt(1), session_id="new")).num_tokens == 2 * BLOCK
@@ -128,16 +131,20 @@ async def test_each_way_to_delete_says_what_is_gone(home: Path):
         with pytest.raises(UnknownConversation):
             await contents.remove(await contents.named("nobody"))
         one = await contents.remove(await contents.named("one"))
-        assert (one.num_conversations, one.num_slots, one.is_pending) == (2, 10, False)
+        assert (one.num_conversations, one.num_slots, one.is_pending) == (
+            2,
+            2 * (NUM_BLOCKS + END),
+            False,
+        )
         beginning = conversation_key(kv.secret, "two").hex()[:10]
         two = await contents.remove(await contents.named(beginning))
-        assert (two.num_conversations, two.num_slots) == (1, NUM_BLOCKS)
+        assert (two.num_conversations, two.num_slots) == (1, NUM_BLOCKS + END)
         (nameless,) = [one for one in await contents.kept() if not one.view.is_named]
         gone = await contents.remove(await contents.named(nameless.view.id))
-        assert (gone.num_conversations, gone.num_slots) == (1, NUM_BLOCKS)
+        assert (gone.num_conversations, gone.num_slots) == (1, NUM_BLOCKS + END)
         assert (await contents.remove_name("other")).num_conversations == 0
         (left,) = await contents.kept()
-        assert (await contents.remove_weights({left.model})).num_slots == NUM_BLOCKS
+        assert (await contents.remove_weights({left.model})).num_slots == NUM_BLOCKS + END
         assert await contents.kept() == []
         assert (await contents.remove_all()).num_slots == 0
         assert [*(home / "kv" / "slots").rglob("*.safetensors")] == []
@@ -192,7 +199,7 @@ async def test_what_rests_goes_to_the_cold_store_and_is_verified_there(home: Pat
 async def test_without_a_disk_there_is_nothing_to_look_at(home: Path):
     async with serving(home, kv_disk=False) as (supervisor, kv):
         await reused(supervisor, prompt(1), session_id="one")
-        contents: BlockContents = contents_of(kv)
+        contents: KvContents = contents_of(kv)
         with pytest.raises(StoreUnavailable):
             await contents.kept()
         removed = await contents.remove(await contents.named("one"))

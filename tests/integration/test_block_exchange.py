@@ -11,11 +11,11 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
 from mlx_lm.utils import load
 
-from runtime.cache.by_blocks.contents import BlockContents
-from runtime.cache.by_blocks.service import BlockKvStore
-from runtime.cache.contents import ImportRequest
-from runtime.cache.inventory_views import ChainView
+from runtime.cache.contents import KvContents
+from runtime.cache.conversations import ImportRequest
 from runtime.cache.mlx_lm_exchange import done
+from runtime.cache.service import KvStore
+from runtime.cache.views import ChainView
 from runtime.config.settings import Settings
 from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.kv.mlx_lm_file import read
@@ -55,8 +55,8 @@ def exported(chain: ChainView, models: Path, file: Path) -> int:
         return outcome.num_tokens
 
 
-def contents_of(kv: BlockKvStore) -> BlockContents:
-    return BlockContents(kv, kv.settings)
+def contents_of(kv: KvStore) -> KvContents:
+    return KvContents(kv, kv.settings)
 
 
 def logits(model: Any, token_ids: list[int], kv: list[Any]) -> mx.array:
@@ -167,7 +167,8 @@ async def test_we_continue_our_own_file_in_another_home(
         assert kv.store.room.allowed.total() == 0
         restored = await ask(supervisor, longer, model=family, max_tokens=8)
         use = restored.finished.usage.cache
-        assert (use.tier, use.num_tokens) == ("warm", num_exported)
+        assert use.num_tokens == num_exported
+        assert use.tier in {"warm", "hot"}, "it may have been brought back unasked"
         off = CacheParams(mode="off")
         computed = await ask(supervisor, longer, model=family, max_tokens=8, cache=off)
         assert restored.text == computed.text

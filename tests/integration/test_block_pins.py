@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache.by_blocks.contents import BlockContents
-from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.cache.contents import KvContents
+from runtime.cache.service import KvStore
 from runtime.errors import PinsFull
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams
@@ -20,7 +20,7 @@ __all__ = ["home", "models"]
 ASKED, CONFIGURED = "prewarm-1", "config:one"
 
 
-def pins(kv: BlockKvStore) -> dict[str, int]:
+def pins(kv: KvStore) -> dict[str, int]:
     """How many tokens each source has pinned."""
     heads = kv.store.heads.known.values() if kv.store is not None else ()
     return {source: one.head.num_tokens for one in heads for source in one.head.pins}
@@ -122,7 +122,7 @@ async def test_what_is_pinned_and_what_was_used_last_comes_back_with_its_model(h
         await until(lambda: kv.store is not None and len(kv.store.heads.known) == 3, "all are kept")
     async with serving(home) as (supervisor, kv):
         await reused(supervisor, prompt(9), session_id="first")
-        contents = BlockContents(kv, kv.settings)
+        contents = KvContents(kv, kv.settings)
 
         there: set[str] = set()
         while there != {"a", "b", "c"}:
@@ -138,7 +138,7 @@ async def test_what_is_pinned_or_announced_comes_back_whatever_the_share_of_the_
         await until(lambda: kv.store is not None and len(kv.store.heads.known) == 3, "all are kept")
     async with serving(home, prewarm_share=0.0) as (supervisor, kv):
         await reused(supervisor, prompt(9), session_id="first")
-        contents = BlockContents(kv, kv.settings)
+        contents = KvContents(kv, kv.settings)
         there: set[str] = set()
         for wanted in ({"a"}, {"a", "b"}):
             while not wanted <= there:
@@ -146,3 +146,15 @@ async def test_what_is_pinned_or_announced_comes_back_whatever_the_share_of_the_
                 there = {name for name, models in held.items() if models}
             assert there == wanted
             assert await contents.bring(await contents.find("b")) == NUM_TOKENS + 2
+
+
+async def test_what_is_pinned_is_written_also_when_enough_was_written_today(home: Path):
+    async with serving(home, kv_daily_write_bytes=100_000) as (supervisor, kv):
+        await ask(supervisor, prompt(1))
+        await until(lambda: kv.figures().models["m"].num_unwritten, "no more is written")
+        await ask(supervisor, prompt(2))
+        await pinned(supervisor, 3, CONFIGURED, "a")
+        await until(lambda: pins(kv), "it is pinned")
+    async with serving(home) as (supervisor, kv):
+        assert (await reused(supervisor, prompt(2))).num_tokens < NUM_TOKENS // 2
+        assert (await reused(supervisor, prompt(3))).num_tokens >= NUM_TOKENS - 256

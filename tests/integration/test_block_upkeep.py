@@ -15,20 +15,20 @@ from uuid import uuid4
 import pytest
 
 from api.jobs import Jobs
-from runtime.cache.by_blocks.contents import BlockContents
-from runtime.cache.by_blocks.opened import INDEX, BlockStore
-from runtime.cache.by_blocks.service import BlockKvStore
-from runtime.cache.by_blocks.verification import StoredFile, Verified, verify
+from runtime.cache.contents import KvContents
 from runtime.cache.figures import WrittenGroup
+from runtime.cache.opened import INDEX, BlockStore
+from runtime.cache.service import KvStore
+from runtime.cache.verification import StoredFile, Verified, verify
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable
 from runtime.kv_messages import MemoryAsked
 from runtime.progress import Progress, unwatched
 from store import clock, upkeep
-from store.blocks.head_file import Head, KnownHead, Owner, write_head
-from store.blocks.heads import Published
-from store.blocks.kv_file import Tensor
-from store.blocks.slots import BlockKey, SlotAbout
+from store.head_file import Head, KnownHead, Owner, write_head
+from store.heads import Published
+from store.kv_file import Tensor
+from store.slots import BlockKey, SlotAbout
 from store.temp_names import temp_name
 from store.turns import TURNS
 from store.types import RequestRow
@@ -60,15 +60,15 @@ def home(tmp_path: Path, models: Path) -> Path:
 @asynccontextmanager
 async def opened(
     home: Path, **settings: Any
-) -> AsyncGenerator[tuple[BlockKvStore, BlockStore, BlockContents]]:
+) -> AsyncGenerator[tuple[KvStore, BlockStore, KvContents]]:
     """A store without workers."""
     chosen = Settings(home=home, block_size=BLOCK, **settings)
-    kv = BlockKvStore(chosen)
+    kv = KvStore(chosen)
     kv.start()
     await kv.settled()
     assert kv.store is not None
     try:
-        yield kv, kv.store, BlockContents(kv, kv.settings)
+        yield kv, kv.store, KvContents(kv, kv.settings)
     finally:
         await kv.stop()
 
@@ -85,11 +85,16 @@ def put_slots(
 
 
 def put(
-    store: BlockStore, seed: int, session: bytes = b"s", *, ttl_s: float | None = None
+    store: BlockStore,
+    seed: int,
+    session: bytes = b"s",
+    *,
+    ttl_s: float | None = None,
+    num_bytes: int = 4096,
 ) -> KnownHead:
-    """A conversation of four blocks that is not shared."""
+    """A conversation of four blocks of so many bytes that is not shared."""
     tokens = [seed * 100 + i for i in range(4 * BLOCK)]
-    put_slots(store, tokens)
+    put_slots(store, tokens, num_bytes=num_bytes)
     owner = Owner(b"asked", session, b"")
     head = Head(uuid4().hex, MODEL, owner, len(tokens), "m", ttl_s=ttl_s)
     staged = store.heads.staging_path()
@@ -103,7 +108,7 @@ def never() -> bool:
     return False
 
 
-async def do(contents: BlockContents, name: str, is_busy: bool = False) -> None:
+async def do(contents: KvContents, name: str, is_busy: bool = False) -> None:
     await {one.name: one for one in contents.jobs(lambda: is_busy)}[name].run()
 
 
@@ -201,13 +206,30 @@ async def test_jobs_end_what_is_over_and_keep_the_time(home: Path):
 async def test_what_takes_too_much_leaves(home: Path):
     async with opened(home) as (_, store, contents):
         for seed in range(1, 9):
-            put(store, seed, bytes([seed]))
+            put(store, seed, bytes([seed]), num_bytes=1 << 18)  # far more than the index takes
         most_bytes = store.heads.kept.warm_bytes
     async with opened(home, cache_max_bytes=most_bytes) as (_, store, contents):
         assert store.room.used_bytes() > most_bytes
         await do(contents, "caps")
         assert store.room.used_bytes() <= store.room.warm_bytes
         assert 0 < len(store.slots.found()) < 32
+
+
+async def test_what_an_earlier_release_left_counts_and_makes_way_first(home: Path):
+    aside = home / "kv" / "format-2"
+    async with opened(home) as (_, store, contents):
+        put(store, 1)
+        used_bytes = store.room.used_bytes()
+        (aside / "slots").mkdir(parents=True)
+        (aside / "slots" / "old").write_bytes(bytes(4 << 20))
+    async with opened(home, cache_max_bytes=used_bytes + (8 << 20)) as (_, store, contents):
+        assert store.room.used_bytes() > 4 << 20
+        await do(contents, "caps")
+        assert aside.exists()
+        wanted_bytes = store.room.spare_bytes() + (1 << 20)
+        assert store.room.allow("worker", wanted_bytes) == wanted_bytes
+        assert not aside.exists()
+        assert len(store.slots.found()) == 4
 
 
 async def test_tidying_removes_what_nobody_finishes_and_nothing_else(home: Path):
@@ -327,7 +349,7 @@ async def test_what_a_loaded_model_has_without_a_head_stays_for_a_day(home: Path
     async with serving(home, block_size=BLOCK) as (supervisor, kv):
         await reused(supervisor, prompt(1, 100), session_id="one")
         await kept(kv)
-        store, contents = kv.store, BlockContents(kv, kv.settings)
+        store, contents = kv.store, KvContents(kv, kv.settings)
         assert store is not None
         (model,) = kv.loaded_models()
         own, old = put_slots(store, [*range(7000, 7000 + 2 * BLOCK)], model)
@@ -352,7 +374,7 @@ async def test_who_asks_has_all_of_it_done_and_is_told_what_came_of_it(home: Pat
         done = await contents.collect(told.append, never)
         assert [one.step for one in told] == ["expire", "agree", "tidy", "caps", "done"]
         assert (told[-1].num_done, told[-1].num_total) == (4, 4)
-        assert (done.num_dropped, done.num_demoted, done.num_merged) == (5, 0, 0)
+        assert (done.num_dropped, done.num_demoted) == (5, 0)
         index_bytes = 1 << 20  # its log may grow and be cut
         freed = before - sum(map(disk_bytes, folders))
         assert freed > 4 << 20
@@ -386,7 +408,6 @@ async def test_deleting_everything_leaves_no_trace_of_what_was_asked(home: Path)
             make(store.root / f"{INDEX}.aside-1"),
             make(store.root / f"{INDEX}.aside-1-wal"),
             make(store.root / TURNS / MODEL.hex() / "u-1.name" / "a.turn"),
-            make(store.root / "prefixes" / MODEL.hex() / "a.prefix"),
         ]
         removed = await contents.remove_all()
         assert (removed.num_conversations, removed.num_slots) == (1, 4)

@@ -144,9 +144,9 @@ async def test_a_prefix_stays_on_disk_as_long_as_its_breakpoint_says(
     body = {"messages": [system, turn], "max_tokens": 1}
     options = {"prompt_cache_options": {"ttl": "12h"}}
 
-    def lives() -> list[float]:
+    def lives() -> list[float | None]:
         with closing(sqlite3.connect(f"file:{server.home}/kv/index.db?mode=ro", uri=True)) as index:
-            return [life for (life,) in index.execute("SELECT ttl_s FROM slots")]
+            return [life for (life,) in index.execute("SELECT ttl_s FROM heads")]
 
     asked(server, CHAT, body | options)
     await until(lambda: 43_200.0 in lives(), "the prefix is on disk for twelve hours")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.channel import KvChannel
+from runtime.cache.service import KvStore
 from runtime.keys import digest_of
-from runtime.slot_events import Hint, HotBudget
+from runtime.kv_messages import HotBudget
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams
 from store.keyed_names import Whom
-from tests.asking import ask, supervising, worker_of
+from tests.asking import ask, supervising_with_store, worker_of
 from tests.running_server import CHAT, RunningServer, running
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -29,10 +29,15 @@ def words(num_words: int = 150) -> str:
 
 
 @pytest.fixture
-async def supervisor(tmp_path: Path) -> AsyncGenerator[Supervisor]:
+async def served(tmp_path: Path) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
     write_model(tmp_path / "models" / "m")
-    async with supervising(tmp_path, models_dir=tmp_path / "models") as one:
-        yield one
+    async with supervising_with_store(tmp_path, models_dir=tmp_path / "models") as both:
+        yield both
+
+
+@pytest.fixture
+def supervisor(served: tuple[Supervisor, KvStore]) -> Supervisor:
+    return served[0]
 
 
 NAMES = ("warm up", "first", "second")
@@ -96,15 +101,13 @@ async def test_a_conversation_whose_tool_runs_stays(supervisor: Supervisor, away
 
 
 @pytest.mark.parametrize("over", ["first", "second"])
-async def test_it_can_be_said_between_two_requests(supervisor: Supervisor, over: str):
+async def test_it_can_be_said_between_two_requests(served: tuple[Supervisor, KvStore], over: str):
+    supervisor, kv = served
     talk = Talk(supervisor)
     for name in NAMES:
         await talk.say(name)
     await talk.fill()
-    hint = Hint(whom=Whom(session_id=over), secret=b"", is_over=True)
-    channel = worker_of(supervisor).kv
-    assert isinstance(channel, KvChannel)
-    channel.hint(hint)
+    kv.hint(Whom(session_id=over), None, is_over=True)
     await talk.say("third")
     assert await talk.say(other_than(over)) > 100
 

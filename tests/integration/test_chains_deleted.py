@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache.inventory_views import ConversationView
+from runtime.cache.views import ConversationView
 from runtime.config.settings import ModelSettings
 from runtime.supervisor.generation import Generation
 from runtime.types import Usage
@@ -82,31 +82,6 @@ async def test_what_goes_on_from_one_that_a_session_shares_is_not_kept(home: Pat
         assert (usage.cache.reason, usage.cache.num_durable) == ("deleted", 0)
         assert [view.is_named for view in here.kept()] == [True]
         check_reused(last, await here.say(fork))
-
-
-async def test_what_two_names_were_asked_alike_is_deleted_for_both(home: Path):
-    async with two_names(home) as here:
-        for model in ("m", "n"):
-            await here.say(Talk("stone", None, model=model))
-        one, other = await listed(here, 2)
-        assert one.id == other.id
-        await here.delete(one.id)
-        assert not here.kept()
-        assert here.turns == 0
-
-
-@pytest.mark.parametrize("model", ["m", "n"])
-async def test_what_is_read_by_either_name_is_not_kept_if_both_were_asked_it(
-    home: Path, model: str
-):
-    async with two_names(home) as here:
-        talks = {name: Talk("qvslow", None, model=name) for name in ("m", "n")}
-        for talk in talks.values():
-            await here.say(talk)
-        one, _ = await listed(here, 2)
-        usage = await deleted_while_read(here, one.id, talks[model])
-        assert (usage.cache.reason, usage.cache.num_durable) == ("deleted", 0)
-        assert not here.kept()
 
 
 @pytest.mark.parametrize("name", ["m", "n"])

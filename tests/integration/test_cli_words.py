@@ -13,8 +13,9 @@ from api.cli.cache import text as cache_text
 from api.cli.client import ServerLink
 from api.cli.commands import COMMANDS, parser
 from api.cli.views import ago, count, fact, show, size, took
-from runtime.cache.inventory_views import ConversationView
-from runtime.cache.store_opening import open_store
+from runtime.cache.opened import open_blocks
+from runtime.cache.tending import terms_of
+from runtime.cache.views import ConversationView
 from runtime.config.settings import Settings
 from runtime.version import VERSION
 from tests.running_server import free_port
@@ -104,7 +105,7 @@ def test_what_speaks_to_a_server_shows_only_how_to_find_it(capsys: pytest.Captur
 
 
 def test_stdout_is_for_the_answer_also_where_another_has_the_store(tmp_path: Path):
-    store = open_store(tmp_path / "kv", None)
+    store = open_blocks(tmp_path / "kv", terms_of(Settings(home=tmp_path)))
     try:
         done = command("db", "upgrade", "--json", HEARTH_HOME=str(tmp_path))
     finally:
@@ -117,7 +118,7 @@ def test_stdout_is_for_the_answer_also_where_another_has_the_store(tmp_path: Pat
 
 @pytest.mark.parametrize("words", ["cache rm", "cache export f", "prewarm", "prewarm --system a f"])
 def test_a_command_that_says_too_little_or_too_much_is_not_tried(tmp_path: Path, words: str):
-    open_store(tmp_path / "kv", None).close()
+    open_blocks(tmp_path / "kv", terms_of(Settings(home=tmp_path))).close()
     done = command(*words.split(), HEARTH_HOME=str(tmp_path), HEARTH_PORT=str(free_port()))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("hearth: Say what to ")
@@ -165,7 +166,7 @@ def test_people_read_numbers_in_few_digits(shown: str, wanted: str):
 def test_tables_have_few_digits_and_json_every_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    open_store(tmp_path / "kv", None).close()
+    open_blocks(tmp_path / "kv", terms_of(Settings(home=tmp_path))).close()
     where = {"HEARTH_HOME": str(tmp_path), "HEARTH_PORT": str(free_port())}
     free = json.loads(command("cache", "stats", "--json", **where).stdout)["free_bytes"]
     told = command("cache", "stats", **where).stdout

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 CONTEXT = 16_384
 FAMILIES = ("qwen3", "qwen3_next", "gemma3_text", "falcon_h1", "gpt_oss")
 SLACK_TOKENS = 64
+BLOCK_SIZE = 32
 THOUGHT = "let me see"
 CALLS = f"{THOUGHT}</think><tool_call>{TOOL_CALL}</tool_call><|im_end|>"
 SAYS = f"{THOUGHT}</think>while rain falls<|im_end|>"
@@ -81,7 +82,7 @@ class Replay:
 
     def supervising(self) -> AbstractAsyncContextManager[tuple[Supervisor, KvStore]]:
         models = {"m": ModelSettings(context=CONTEXT)}
-        fields = {"kv_disk": True, "block_size": 32, "prompt_rules": self.switches}
+        fields = {"kv_disk": True, "block_size": BLOCK_SIZE, "prompt_rules": self.switches}
         return supervising_with_store(self.home, models=models, **fields)
 
     async def run(self, num_turns: int, num_starts: int, *, at_once: bool = False) -> None:

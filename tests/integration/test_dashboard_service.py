@@ -11,8 +11,8 @@ from api.http.chains import Chains
 from api.http.gate import Gate
 from api.http.kv_access import KvAccess
 from api.observe.metrics import Metrics
+from runtime.cache.contents import KvContents
 from runtime.cache.history import History
-from runtime.cache.run_contents import RunContents
 from runtime.config.settings import Settings
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import Prewarm
@@ -30,7 +30,7 @@ async def test_what_is_just_given_to_the_store_is_counted_once(tmp_path: Path):
         gate = Gate(settings, catalog, supervisor, kv, metrics, prewarm)
         history = History(tmp_path)
         stored = Chains(history, settings, kv.is_deleted)
-        access = KvAccess(catalog, kv, RunContents(kv, settings), prewarm, stored)
+        access = KvAccess(catalog, kv, KvContents(kv, settings), prewarm, stored)
         desk = Dashboard(gate, access, history)
         await until(lambda: kv.store is not None, "the store is open")
         await desk.snapshot()

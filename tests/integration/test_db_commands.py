@@ -1,4 +1,4 @@
-"""`hearth db`: what looks changes nothing, and what upgrades does both databases."""
+"""`hearth db`: what looks changes nothing, and what upgrades does all databases."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from api.cli import doctor_disk
-from migrations.run import downgrade, downgrade_history
+from migrations.run import downgrade_history
 from runtime.cache.history import FILE, OpenHistory
-from runtime.cache.owned import INDEX
-from runtime.cache.store_opening import open_store
+from runtime.cache.opened import INDEX, BlockStore, open_blocks
+from runtime.cache.tending import terms_of
 from runtime.config.settings import Settings
 from store.file_kinds import HISTORY
 from store.file_kinds import INDEX as INDEX_KIND
@@ -23,10 +23,14 @@ from store.history.agent_rows import AgentRow
 from tests.running_server import hearth
 
 
+def open_index(home: Path) -> BlockStore:
+    return open_blocks(home / "kv", terms_of(Settings(home=home)))
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """One that a server has used and left."""
-    open_store(tmp_path / "kv", None).close()
+    open_index(tmp_path).close()
     OpenHistory(tmp_path).close()
     return tmp_path
 
@@ -60,17 +64,14 @@ def test_a_damaged_database_is_said_to_be_damaged_and_stays_where_it_is(home: Pa
 def test_an_older_database_is_upgraded_when_that_is_asked_and_not_by_a_look(home: Path):
     with closing(OpenHistory(home)) as history:
         history.database.submit(lambda one: downgrade_history(one, 1)).result()
-    with closing(open_store(home / "kv", None)) as store:
-        store.database.submit(lambda one: downgrade(one, 1)).result()
     newest = [INDEX_KIND.version, HISTORY.version]
     code, found = done(home, "check")
-    assert (code, [one["schema_version"] for one in found]) == (0, [1, 1])
+    assert (code, [one["schema_version"] for one in found]) == (0, [INDEX_KIND.version, 1])
     assert [one["known_version"] for one in found] == newest
     assert "hearth db upgrade" in hearth("db", "check", HEARTH_HOME=str(home)).stdout
     code, found = done(home, "upgrade")
     assert (code, [one["schema_version"] for one in found]) == (0, newest)
     assert (home / f"{FILE}.aside-schema-1").exists()
-    assert (home / "kv" / f"{INDEX}.aside-schema-1").exists()
 
 
 def test_a_newer_database_is_refused_and_left_alone(home: Path):
@@ -83,7 +84,7 @@ def test_a_newer_database_is_refused_and_left_alone(home: Path):
 
 
 def test_databases_are_looked_at_while_a_server_has_them(home: Path):
-    with closing(open_store(home / "kv", None)), closing(OpenHistory(home)):
+    with closing(open_index(home)), closing(OpenHistory(home)):
         code, found = done(home, "check")
         refused = hearth("db", "upgrade", HEARTH_HOME=str(home))
     assert (code, [one["error"] for one in found]) == (0, [None, None])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 
 from api.http.chains import Chains
 from api.http.kv_access import KvAccess
+from runtime.cache.contents import KvContents
 from runtime.cache.history import History
-from runtime.cache.inventory import tokens_to
-from runtime.cache.run_contents import RunContents
 from runtime.cache.service import KvStore
+from runtime.cache.tending import inventory_of
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import UnknownConversation
 from runtime.models.catalog import Catalog
@@ -35,8 +35,7 @@ from runtime.prewarm.prewarm import Prewarm
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, ChatPrompt, Message, Usage
-from store import listing
-from store.listing import Entry
+from store.block_names import pack_ids
 from tests.asking import answer, request, script, supervising_with_store
 from tests.living_history import living
 from tests.tiny_models import CHAT_TEMPLATE, write_model
@@ -144,7 +143,7 @@ class Interleaving:
         catalog = Catalog(chosen, hub_cache=home / "hub")
         prewarm = Prewarm(chosen, supervisor, kv, lambda _: ())
         stored = Chains(history, chosen, kv.is_deleted)
-        self.access = KvAccess(catalog, kv, RunContents(kv, chosen), prewarm, stored)
+        self.access = KvAccess(catalog, kv, KvContents(kv, chosen), prewarm, stored)
         self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
         self.talks: list[Talk] = []
         self.probed: set[str] = set()
@@ -268,11 +267,11 @@ class Interleaving:
         }
 
         def ids() -> list[str]:
-            return [
-                entry.id
-                for entry, ids in self.chains()
-                if any(self.holds(ids, word) for word in own)
-            ]
+            store = self.kv.store
+            assert store is not None
+            chains = [one for one in inventory_of(store).conversations() if not one.is_named]
+            said = {one.id: store.heads.read(one.last.head.id).token_ids for one in chains}
+            return [i for i, ids in said.items() if any(self.holds(ids, word) for word in own)]
 
         found = await asyncio.to_thread(ids)
         return found[0] if len(found) == 1 else None
@@ -303,18 +302,12 @@ class Interleaving:
 
     # What is there
 
-    def chains(self) -> list[tuple[Entry, array[int]]]:
-        store = self.kv.store
-        assert store is not None
-        entries = [one for one in store.database.read(listing.entries) if not one.is_named]
-        return [(one, tokens_to(store, one.leaf).token_ids) for one in entries]
-
     def ids_of(self, word: str) -> array[int]:
         """Tokens of a word that are the same whatever is around it."""
         return array("I", self.tokenizer.encode(f" {word} ", add_special_tokens=False).ids[3:-3])
 
-    def holds(self, ids: array[int], word: str) -> bool:
-        return self.ids_of(word).tobytes() in ids.tobytes()
+    def holds(self, ids: Sequence[int], word: str) -> bool:
+        return self.ids_of(word).tobytes() in pack_ids(ids)
 
     def files_with(self, word: str) -> list[Path]:
         needle = self.ids_of(word).tobytes()
@@ -324,7 +317,7 @@ class Interleaving:
                 return [path for path in paths if needle in path.read_bytes()]
 
     def is_whole(self, word: str) -> bool:
-        """It is in a slot and in a turn, and all queued before it was written as well."""
+        """It is in a head and in a turn, and all queued before it was written as well."""
         suffixes = {path.suffix for path in self.files_with(word) if "tmp" not in path.name}
         return len(suffixes) == 2
 

@@ -11,8 +11,8 @@ import pytest
 from api.agents.kv import AgentKv
 from api.http.chains import Chains
 from api.http.kv_access import KvAccess
-from runtime.cache.inventory_views import RemovalView
-from runtime.cache.run_contents import RunContents
+from runtime.cache.contents import KvContents
+from runtime.cache.views import RemovalView
 from runtime.config.settings import ModelSettings, Settings
 from runtime.errors import UnknownConversation
 from runtime.models.catalog import Catalog
@@ -38,7 +38,7 @@ async def access_to(here: Home, home: Path) -> AsyncGenerator[KvAccess]:
     prewarm = Prewarm(settings, here.supervisor, here.kv, lambda _: ())
     async with living(home) as history:
         stored = Chains(history, settings, here.kv.is_deleted)
-        yield KvAccess(catalog, here.kv, RunContents(here.kv, settings), prewarm, stored)
+        yield KvAccess(catalog, here.kv, KvContents(here.kv, settings), prewarm, stored)
 
 
 async def ask(here: Home, session: str, *, model: str = "m", ttl_s: float | None = None) -> Usage:
@@ -53,19 +53,20 @@ async def ask(here: Home, session: str, *, model: str = "m", ttl_s: float | None
 
 
 async def held(here: Home, session: str) -> int:
-    told = await here.kv.memory.held([session])
+    told = await here.contents.held([session])
     return sum(told[session].values())
 
 
 async def test_what_is_only_in_the_memory_of_a_busy_worker_is_said_to_be_pending(home: Path):
     async with at_home(home) as here:
         await ask(here, "mine", ttl_s=0.0)
+        await until(lambda: any(one.known for one in here.kv.all_heads()), "it is known")
         assert await held(here, "mine")
         async with access_to(here, home) as access:
             agents = AgentKv(access)
             with here.worker_held():
                 removed = await access.remove_conversation("mine")
-                assert removed == RemovalView(0, num_slots=0, is_cut=True, is_pending=True)
+                assert removed == RemovalView(1, num_slots=0, is_cut=True, is_pending=True)
             with here.worker_held():  # not for so long at once that it is taken for hung
                 assert not await agents.remove("mine"), "it must wait"
             assert not await held(here, "mine")

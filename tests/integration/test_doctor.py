@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.store_opening import open_store
+from runtime.cache.opened import open_blocks
+from runtime.cache.tending import terms_of
+from runtime.config.settings import Settings
+from runtime.config.tables import Location
 from store.errors import ColdAway
 from store.file_kinds import HISTORY
 from tests.running_server import ROOT, environment, free_port, hearth
@@ -69,8 +72,8 @@ hosts = ["10.0.0.1", "10.0.0.2"]
     (home / "hearth.toml").write_text(text)
     _, found = examined(home)
     assert found["Ranks"]["fact"] == (
-        "2 of hearth-tiny over nccl, which was never measured; its KV cache stays in memory: "
-        "they share no disk"
+        "2 of hearth-tiny over nccl, which was never measured; its KV cache is kept "
+        "on the disk of each machine, here alone with a cap"
     )
 
 
@@ -147,10 +150,11 @@ def test_a_cold_store_that_can_be_used_is_none(home: Path):
 def test_a_cold_store_of_another_home_is_a_finding_until_it_is_taken(home: Path):
     cold = home / "cold"
     flags = ("--cold-store", str(cold))
-    others = home.parent / "other" / "kv"
-    open_store(home / "kv", None).close()
-    for root in (others, home / "kv"):
-        store = open_store(root, str(cold))
+    other = home.parent / "other"
+    other.mkdir()
+    for one in (other, home):
+        chosen = Settings(home=one, cold_store=Location(cold))
+        store = open_blocks(chosen.kv_root, terms_of(chosen))
         assert store.cold is not None
         with suppress(ColdAway):
             list(store.cold.slots())
@@ -162,7 +166,7 @@ def test_a_cold_store_of_another_home_is_a_finding_until_it_is_taken(home: Path)
     assert (taken.returncode, "this home's" in taken.stdout) == (0, True)
     assert hearth("cold", "show", *flags, HEARTH_HOME=str(home)).returncode == 0
     assert examined(home, *flags)[1]["Cold store"]["remedy"] is None
-    assert hearth("cold", "show", *flags, HEARTH_HOME=str(others.parent)).returncode == 1
+    assert hearth("cold", "show", *flags, HEARTH_HOME=str(other)).returncode == 1
 
 
 def test_a_configuration_that_cannot_be_read_is_a_finding(home: Path):

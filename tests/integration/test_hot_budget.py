@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from runtime.errors import Aborted, MemoryShort
-from runtime.slot_events import HotBudget
+from runtime.kv_messages import HotBudget
 from runtime.types import CacheParams, ChatPrompt, Message
 from store.keyed_names import Whom
 from tests.asking import (
@@ -39,7 +39,7 @@ async def test_a_running_worker_shrinks_at_once_and_grows_again(home: Path):
         assert again.finished.usage.cache.tier == "hot"
         await ask(supervisor, "Something else. " + TEXT, max_tokens=4)
         channel = worker_of(supervisor).kv
-        await until(lambda: channel.counts.num_runs >= 2, "both are in memory")
+        await until(lambda: channel.counts.num_pieces >= 2, "both are in memory")
         channel.set_budget(HotBudget(num_bytes=1))
         await until(lambda: channel.counts.hot_bytes == 0, "nothing of it fits")
         missed = await ask(supervisor, TEXT, max_tokens=4)
@@ -131,7 +131,7 @@ async def test_a_conversation_in_memory_only_is_forgotten_by_its_name(home: Path
         chat = ChatPrompt(messages=(Message(role="user", text=TEXT),))
         mine = CacheParams(session_id="mine", ttl_s=0)
         await ask(supervisor, chat, cache=mine, max_tokens=4)
-        assert await kv.publisher.forget(Whom(session_id="somebody else's")) == (0, False)
-        assert (await kv.publisher.forget(Whom(session_id="mine"))).num_forgotten > 0
+        assert not (await kv.delete(Whom(session_id="somebody else's"))).num_pieces
+        assert (await kv.delete(Whom(session_id="mine"))).num_pieces
         again = await ask(supervisor, chat, cache=mine, max_tokens=4)
         assert again.finished.usage.cache.num_tokens == 0

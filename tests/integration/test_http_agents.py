@@ -429,7 +429,7 @@ async def test_a_fork_keeps_its_kv_when_its_parent_is_deleted_and_none_of_what_c
     assert fork.view()["tokens"] == view["tokens"]
     answer = fork.say()
     assert CODE in answer.text
-    assert answer.num_computed_tokens <= answer.num_prompt_tokens - known + SLACK
+    assert answer.num_cached_tokens >= 256, "what is within a block is computed again"
 
 
 def test_a_reset_agent_has_forgotten_and_goes_on(tiny: RunningServer):

@@ -38,9 +38,9 @@ from tests.waiting import PATIENCE_S, until
 
 SERVICE_STOP_S = 120.0
 NEEDED_FOR_LIVENESS = {"api", "runtime", "uvicorn", "uvloop", "httptools", "msgspec", "click"} | {
-    *("store", "typing_extensions", "cython_runtime")
+    *("typing_extensions", "cython_runtime")
 }
-"""Packages beside the standard library's; some bring others. Of the store, its plain types."""
+"""Packages beside the standard library's; some bring others."""
 SHORT: dict[str, Any] = {"model": "tiny", "prompt": "a kettle", "max_tokens": 2}
 LONG: dict[str, Any] = SHORT | {"max_tokens": 3500, "ignore_eos": True}
 
@@ -70,7 +70,6 @@ async def test_liveness_is_answered_before_the_server_is_built_and_readiness_whe
         imported = await gates.reached("api.preflight")
         packages = {name.partition(".")[0] for name in imported if not name.startswith("_")}
         assert packages - sys.stdlib_module_names == NEEDED_FOR_LIVENESS
-        assert {name for name in imported if name.startswith("store.")} == {"store.types"}
         assert len(imported) < 320
         await until(lambda: status(server, "/health/live") == 200, "live")
         assert server.get("/health").json() == {"status": "live"}

@@ -9,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.slot_events import Forget
 from runtime.worker.model import LoadedModel
-from store.keyed_names import Asker, Whom
 from tests.kv_sessions import FIRST, NEXT, SAID, TURN_2, Session, ids, load
 from tests.tiny_models import write_model
 
-SECRET = b"secret"
 MOVES = ("go on", "edit", "branch", "again", "delete", "rows", "calm")
 
 
@@ -29,12 +26,12 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load(write_model(tmp_path_factory.mktemp("hybrid"), "lfm2"))
 
 
-def answered(session: Session, token_ids: list[int], said: list[int], **fields: Any) -> list[Any]:
+def answered(talk: Session, token_ids: list[int], said: list[int], **fields: Any) -> list[Any]:
     """A whole request; the caches that it ended with."""
-    cursor = session.cursor(token_ids, **fields)
-    kv, start = session.take_up(cursor)
-    session.compute(cursor, kv, start)
-    session.answer(cursor, kv, said)
+    cursor = talk.cursor(token_ids, **fields)
+    kv, start = talk.take_up(cursor)
+    talk.compute(cursor, kv, start)
+    talk.answer(cursor, kv, said)
     return kv
 
 
@@ -49,7 +46,7 @@ def same_bytes(one: list[Any], other: list[Any], num_tokens: int) -> bool:
 
 
 def bytes_of_idle_caches(session: Session) -> int:
-    return session.tier_state.idle_caches.num_bytes
+    return session.state.idle_caches.num_bytes
 
 
 def test_the_next_turn_has_the_caches_of_the_last_one_themselves(dense: LoadedModel):
@@ -73,39 +70,32 @@ def test_two_that_go_on_from_one_turn_have_caches_of_their_own(dense: LoadedMode
 def test_layers_that_cannot_forget_leave_none(hybrid: LoadedModel):
     session = Session(hybrid)
     answered(session, FIRST, SAID)
-    assert len(session.tier_state.idle_caches) == 0
+    assert len(session.state.idle_caches) == 0
 
 
 def test_what_is_deleted_leaves_its_caches_too_and_nobody_elses(dense: LoadedModel):
     session = Session(dense)
-    answered(session, FIRST, SAID, asker=Asker("m", "a"))
+    answered(session, FIRST, SAID, session="a")
     others = ids(8, 90)
-    answered(session, others, SAID, asker=Asker("m", "b"))
-    session.forget(Forget(number=1, whom=Whom(session_id="a"), secret=SECRET))
-    assert len(session.tier_state.idle_caches) == 1
+    answered(session, others, SAID, session="b")
+    session.delete("a")
+    assert len(session.state.idle_caches) == 1
     assert session.take_up(session.cursor(TURN_2))[1] == 0
     kept = session.take_up(session.cursor([*others, *SAID, *NEXT]))
     assert kept[1] == len(others) + len(SAID)
-    assert len(session.tier_state.idle_caches) == 0
+    assert len(session.state.idle_caches) == 0
 
 
-def test_the_tiers_do_not_add_a_deletion_that_their_worker_has_added(dense: LoadedModel):
-    """Two threads that add one at the same time lose one of the two."""
-    session = Session(dense)
-    session.tiers.hear(Forget(number=1, whom=Whom(session_id="a"), secret=SECRET))
-    assert len(session.tier_state.deletions) == 0
-
-
-def test_they_take_what_requests_and_the_hot_tier_leave(dense: LoadedModel):
+def test_they_take_what_requests_and_the_blocks_leave(dense: LoadedModel):
     session = Session(dense)
     answered(session, FIRST, SAID)
     answered(session, ids(8, 90), SAID)
     both = bytes_of_idle_caches(session)
-    session.tiers.leave_beside_rows(session.tiers.hot.num_bytes + both)
+    session.tiers.leave_beside_rows(session.tiers.memory.num_bytes + both)
     assert bytes_of_idle_caches(session) == both
-    session.tiers.leave_beside_rows(session.tiers.hot.num_bytes + both - 1)
+    session.tiers.leave_beside_rows(session.tiers.memory.num_bytes + both - 1)
     assert 0 < bytes_of_idle_caches(session) < both
-    session.tiers.leave_beside_rows(session.tiers.hot.num_bytes)
+    session.tiers.leave_beside_rows(session.tiers.memory.num_bytes)
     assert bytes_of_idle_caches(session) == 0
     assert session.take_up(session.cursor(TURN_2))[1] == len(FIRST) + len(SAID)
 
@@ -116,7 +106,7 @@ def test_who_is_restored_next_need_not_make_room_for_its_own_caches(dense: Loade
     answered(session, ids(8, 90), SAID)
     cursor = session.cursor(TURN_2)
     session.tiers.begin(cursor)
-    session.tiers.leave_beside_rows(session.tiers.hot.num_bytes, [cursor])
+    session.tiers.leave_beside_rows(session.tiers.memory.num_bytes, [cursor])
     kv, _ = session.tiers.restore(cursor)
     assert [id(cache) for cache in kv] == [id(cache) for cache in ended]
     assert bytes_of_idle_caches(session) == 0
@@ -138,7 +128,7 @@ class Pair:
 
     def turn(self, number: int, token_ids: list[int], said: list[int]) -> None:
         """One more request of a conversation."""
-        cursors = [one.cursor(token_ids, asker=Asker("m", f"{number}")) for one in self.sessions]
+        cursors = [one.cursor(token_ids, session=f"{number}") for one in self.sessions]
         pairs = [*zip(self.sessions, cursors, strict=True)]
         (ours, num_ours), (theirs, num_theirs) = (one.take_up(cursor) for one, cursor in pairs)
         assert num_ours == num_theirs
@@ -146,12 +136,12 @@ class Pair:
         for (session, cursor), kv in zip(pairs, (ours, theirs), strict=True):
             session.compute(cursor, kv, num_ours)
             session.answer(cursor, kv, said)
-        self.sessions[1].tier_state.idle_caches.fit(0)
+        self.sessions[1].state.idle_caches.fit(0)
 
-    def hear(self, news: Forget) -> None:
+    def delete(self, number: int) -> None:
         for session in self.sessions:
-            session.forget(news)
-        self.sessions[1].tier_state.idle_caches.fit(0)
+            session.delete(f"{number}")
+        self.sessions[1].state.idle_caches.fit(0)
 
 
 @given(
@@ -159,17 +149,16 @@ class Pair:
         st.tuples(st.sampled_from(MOVES), st.integers(0, 2), st.integers(1, 60)), max_size=12
     )
 )
-def test_what_is_taken_up_is_what_the_runs_hold(
+def test_what_is_taken_up_is_what_the_blocks_hold(
     dense: LoadedModel, moves: list[tuple[str, int, int]]
 ):
     pair = Pair(dense)
     for at, (move, number, size) in enumerate(moves):
         if move == "delete":
-            whom = Whom(session_id=f"{number}")
-            pair.hear(Forget(number=at, whom=whom, secret=SECRET))
+            pair.delete(number)
             continue
         if move in ("rows", "calm"):
-            num_bytes = pair.sessions[0].tiers.hot.num_bytes * size // 30
+            num_bytes = pair.sessions[0].tiers.memory.num_bytes * size // 30
             for session in pair.sessions:
                 session.tiers.leave_beside_rows(num_bytes if move == "rows" else None)
             continue

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.cache.service import KvStore
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, TokenPrompt
 from store.block_names import num_common
-from store.blocks.slots import BlockKey
 from store.keyed_names import Whom
+from store.slots import BlockKey
 from tests.asking import Answer, answer, ask, request, worker_of
 from tests.integration.test_kv_blocks_kept import serving
 from tests.tiny_models import write_model
@@ -90,7 +90,7 @@ class World:
         """What was done, for who reads of a failure."""
         self.stack = AsyncExitStack()
         self.supervisor: Supervisor
-        self.kv: BlockKvStore
+        self.kv: KvStore
 
     async def start(self) -> None:
         serves = serving(self.home, block_size=BLOCK, max_loaded_models=self.num_loaded)

@@ -12,18 +12,21 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.by_blocks.service import BlockKvStore
+from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
+from runtime.kv_messages import HotBudget
 from runtime.models.catalog import Catalog
-from runtime.slot_events import HotBudget
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
-from store.blocks.head_file import KnownHead
-from store.blocks.slots import BlockKey
+from store.head_file import KnownHead
 from store.keyed_names import Whom
+from store.slots import BlockKey
 from tests.asking import PATIENCE_S, answer, ask, request, worker_of
 from tests.tiny_models import write_model
 from tests.waiting import until
+
+OVERHEAD_BYTES = 500_000
+"""What a small store takes beside slots and heads: its index, the log of that, and ballast."""
 
 NUM_TOKENS = 1500
 
@@ -43,7 +46,7 @@ def home(tmp_path: Path, models: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(home: Path, **settings: Any) -> AsyncGenerator[tuple[Supervisor, BlockKvStore]]:
+async def serving(home: Path, **settings: Any) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
     fields: dict[str, Any] = {
         "preload": (),
         "stop_timeout_s": 5.0,
@@ -51,7 +54,7 @@ async def serving(home: Path, **settings: Any) -> AsyncGenerator[tuple[Superviso
         "max_loaded_models": 1,
     }
     chosen = Settings(home=home, **(fields | settings))
-    kv = BlockKvStore(chosen)
+    kv = KvStore(chosen)
     supervisor = Supervisor(chosen, Catalog(chosen, hub_cache=home / "hub"), kv)
     kv.start()
     await supervisor.start()
@@ -74,11 +77,11 @@ async def reused(
     return done.finished.usage.cache
 
 
-def num_heads(kv: BlockKvStore) -> int:
+def num_heads(kv: KvStore) -> int:
     return len(kv.store.heads.known) if kv.store is not None else 0
 
 
-async def kept(kv: BlockKvStore, num: int = 1) -> None:
+async def kept(kv: KvStore, num: int = 1) -> None:
     await until(lambda: num_heads(kv) >= num, f"{num} heads are kept: {kv.status}")
 
 
@@ -92,7 +95,7 @@ async def test_a_restart_takes_up_all_of_it(home: Path):
 
 
 async def test_a_kill_costs_less_than_a_block(home: Path):
-    async with serving(home) as (supervisor, kv):
+    async with serving(home, prewarm_share=0.0) as (supervisor, kv):
         await reused(supervisor, prompt(1))
         await kept(kv)
         pid = worker_of(supervisor).pid
@@ -101,6 +104,27 @@ async def test_a_kill_costs_less_than_a_block(home: Path):
         use = await reused(supervisor, prompt(1))
         assert use.tier == "warm"
         assert use.num_tokens >= NUM_TOKENS - 256
+
+
+async def test_what_goes_on_after_a_kill_stays_one_conversation(home: Path):
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        assert kv.store is not None
+        [head_id] = kv.store.heads.known
+        _, said = kv.store.heads.read(head_id)
+        pid = worker_of(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        longer = TokenPrompt(token_ids=(*said, *prompt(2, 600).token_ids))
+        assert (await reused(supervisor, longer)).num_tokens >= NUM_TOKENS - 256
+        num = len(longer.token_ids) + 2
+
+        def there() -> list[int]:
+            assert kv.store is not None
+            return [one.head.num_tokens for one in [*kv.store.heads.known.values()]]
+
+        await until(lambda: there() == [num], f"it is one: {there()}")
 
 
 async def test_a_swap_brings_it_back(home: Path):
@@ -199,8 +223,7 @@ async def test_a_cap_holds_and_what_was_used_last_stays(home: Path):
         await reused(supervisor, prompt(0))
         await kept(kv)
         assert kv.store is not None
-        one_bytes = kv.store.room.used_bytes() - kv.store.room._other_bytes()
-        cap_bytes = kv.store.room.used_bytes() + 2 * one_bytes
+        cap_bytes = OVERHEAD_BYTES + 3 * kv.store.room.bytes_of(kv.store.heads.known)
     async with serving(home, cache_max_bytes=cap_bytes) as (supervisor, kv):
         for seed in range(1, 6):
             await reused(supervisor, prompt(seed))
@@ -213,7 +236,8 @@ async def test_a_cap_holds_and_what_was_used_last_stays(home: Path):
             assert kv.store.room.used_bytes() <= cap_bytes
     async with serving(home, cache_max_bytes=cap_bytes) as (supervisor, _):
         assert (await reused(supervisor, prompt(5))).tier == "warm"
-        assert (await reused(supervisor, prompt(0))).num_tokens < NUM_TOKENS - 256
+        left = [(await reused(supervisor, prompt(seed))).num_tokens for seed in range(5)]
+        assert min(left) < NUM_TOKENS - 256
 
 
 async def test_what_rests_in_the_cold_store_comes_back(home: Path):
@@ -297,7 +321,7 @@ async def test_what_is_over_leaves_memory_first(home: Path):
         assert held.get(ids["one"], 0) < held.get(ids["other"], 0)
 
 
-def known_heads(kv: BlockKvStore) -> list[KnownHead]:
+def known_heads(kv: KvStore) -> list[KnownHead]:
     return [one for heads in kv.all_heads() for one in heads.known.values()]
 
 

@@ -91,6 +91,26 @@ def test_and_after_it_was_stopped_and_its_worker_was_killed(home: Path, conversa
         assert "Traceback" not in server.stderr
 
 
+async def test_what_is_said_to_be_durable_is_there_after_a_kill(tmp_path: Path):
+    conversation = Conversation(num_sentences=40)
+
+    def num_durable(server: RunningServer) -> int:
+        query = {"conversation": "s"}
+        answer = server.request("GET", "/admin/cache/conversation", params=query)
+        return answer.json()["conversation"]["num_durable"] if answer.status_code == 200 else 0
+
+    with running(tmp_path, config=CONFIG) as server:
+        conversation.ask(server, session_id="s")
+        await until(lambda: num_durable(server) > 0, "something is on disk")
+        conversation.ask(server, "And the river?", session_id="s")
+        told = num_durable(server)
+        kill(server)
+    with running(tmp_path, config=CONFIG) as server:
+        assert num_durable(server) >= told > 0
+        again = conversation.ask(server, "And the boats?", session_id="s")
+        assert again.num_cached_tokens >= told - 1
+
+
 async def test_what_was_used_last_is_back_in_memory_before_it_is_asked_for(
     home: Path, conversation: Conversation
 ):
@@ -112,13 +132,13 @@ def test_and_after_another_model_was_loaded_meanwhile(
 
 
 def test_nothing_of_a_short_conversation_is_said_where_it_is_kept(short: tuple[Path, Conversation]):
-    check_it_is_private(short[0], num_paths=40)
+    check_it_is_private(short[0], num_paths=15)
 
 
 def test_everything_is_private_and_says_nothing_of_the_prompt(
     home: Path, conversation: Conversation
 ):
-    check_it_is_private(home, num_paths=260)
+    check_it_is_private(home, num_paths=20)
 
 
 def check_it_is_private(home: Path, num_paths: int) -> None:
@@ -201,7 +221,6 @@ async def test_what_was_written_is_scrubbed_and_metrics_say_so(tmp_path: Path):
         await until(lambda: server.figure(scrubbed) > 0, "what is new has been read again", 330)
         num_computed = reply.num_prompt_tokens - 1
         await until(lambda: server.figure(computed) == num_computed, "all of it is counted")
-        assert server.figure("hearth_kv_write_amplification") >= 1.0
 
 
 async def test_jobs_end_what_nobody_uses_and_metrics_say_so(tmp_path: Path):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.cache.service import KvStore
 from runtime.errors import LoadFailed
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, CacheUse, TokenPrompt
@@ -19,7 +18,6 @@ from tests.asking import Answer, ask, supervising_with_store
 from tests.kv_sessions import ids
 from tests.tiny_models import write_model
 from tests.tiny_vlms import write_vlm
-from tests.waiting import until
 
 START = 128
 OFF = CacheParams(mode="off")
@@ -56,28 +54,19 @@ def use_of(said: Answer) -> CacheUse:
     return said.finished.usage.cache
 
 
-async def saved(kv: KvStore, num_tokens: int) -> None:
-    def is_there() -> bool:
-        totals = kv.store.index.totals() if kv.store is not None else ()
-        return sum(total.num_tokens for total in totals) >= num_tokens
-
-    await until(is_there, f"{num_tokens} tokens are saved: {kv.status}")
-
-
 async def test_an_answer_that_crosses_the_start_is_taken_up_whole_after_a_restart(home: Path):
     """And by who parts from it before the start, with KV that was never quantised."""
     prompt = ids(1, START - 20)
-    async with serving(home) as (supervisor, kv):
+    async with serving(home) as (supervisor, _):
         said = await say(supervisor, prompt, 50)
         turn = [*prompt, *spoken(home, said), *ids(2, 9)]
         sibling = [*turn[: START - 10], *ids(3, 40)]
         alone = [(await say(supervisor, one, 9, mode="off")).text for one in (turn, sibling)]
         assert use_of(await say(supervisor, turn, 9)).num_tokens == len(turn) - 9
-        await saved(kv, len(turn) - 9)
     async with serving(home) as (supervisor, _):
         again = [await say(supervisor, one, 9) for one in (sibling, turn)]
         assert [use_of(one).tier for one in again] == ["warm", "warm"]
-        assert use_of(again[0]).num_tokens == START - 10
+        assert START - 10 - 16 < use_of(again[0]).num_tokens <= START - 10
         assert use_of(again[1]).num_tokens >= len(turn) - 9
         assert [one.text for one in reversed(again)] == alone
 
@@ -96,9 +85,8 @@ async def test_rows_that_cross_at_different_times_say_what_each_says_alone(home:
 
 
 async def test_another_start_is_other_kv_and_the_same_blocks_are_the_same_start(home: Path):
-    async with serving(home) as (supervisor, kv):
+    async with serving(home) as (supervisor, _):
         await say(supervisor, ids(1, 300), 1)
-        await saved(kv, 299)
     for start, num_known in ((START, 299), (START + 1, 0), (0, 0)):
         async with serving(home, quantized_kv_start=start, kv_ttl_s=0.0) as (supervisor, _):
             assert use_of(await say(supervisor, ids(1, 300), 1)).num_tokens == num_known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -24,7 +25,6 @@ from tests.asking import (
     supervising_by,
     worker_of,
 )
-from tests.kv_sessions import ids
 from tests.tiny_models import write_model
 from tests.waiting import until
 
@@ -69,7 +69,8 @@ async def serving(
 
 
 def prompt(number: int) -> GenerateRequest:
-    tokens = TokenPrompt(token_ids=tuple(ids(number, NUM_TOKENS)))
+    draw = random.Random(number)
+    tokens = TokenPrompt(token_ids=tuple(draw.choices(range(10, 400), k=NUM_TOKENS)))
     return request(tokens, max_tokens=2)
 
 
@@ -80,7 +81,7 @@ async def use_of(supervisor: Supervisor, number: int = 1) -> CacheUse:
 
 def num_saved(kv: KvStore) -> int:
     assert kv.store is not None
-    return sum(one.num_tokens for one in kv.store.index.totals())
+    return sum(one.head.num_tokens for one in kv.store.heads.known.values() if one.path)
 
 
 async def saved(kv: KvStore) -> None:
@@ -96,7 +97,7 @@ async def test_kv_stays_in_memory_until_the_weights_are_read_and_is_saved_then(h
             assert (again.num_tokens, again.tier) == (NUM_TOKENS - 1, "hot")
             await until(gate.reached.is_set, READING)
             assert (num_saved(kv), kv.store and kv.store.records.models()) == (0, [])
-            assert not list((home / "kv").glob("*/*.safetensors"))
+            assert not list((home / "kv").rglob("*.safetensors"))
         finally:
             gate.opened.set()
         await saved(kv)
@@ -121,10 +122,10 @@ async def test_weights_that_are_deleted_while_they_are_read_leave_memory_when_th
         try:
             assert (await use_of(supervisor)).num_tokens == 0
             deleted = model if is_its else b"another's"
-            assert await kv.publisher.forget(Whom(), {deleted}) == (0, True)
+            assert (await kv.delete(Whom(), {deleted})).num_conversations == 0
         finally:
             gate.opened.set()
-        await until(kv.loaded_models, "it has a name")
+        await worker_of(supervisor).kv.named(30)
         assert (await use_of(supervisor)).num_tokens == (0 if is_its else NUM_TOKENS - 1)
 
 

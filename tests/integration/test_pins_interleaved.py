@@ -11,17 +11,17 @@ from uuid import uuid4
 
 import pytest
 
-from runtime.cache.by_blocks import tending
-from runtime.cache.by_blocks.kept import pinned, pinned_ahead, unpinned
-from runtime.cache.by_blocks.opened import BlockStore, Terms, open_blocks
+from runtime.cache import tending
+from runtime.cache.kept import pinned, pinned_ahead, unpinned
+from runtime.cache.opened import BlockStore, Terms, open_blocks
 from runtime.errors import UnknownConversation
-from store.blocks.head_file import Head, KnownHead, Owner, write_head
-from store.blocks.heads import Published
-from store.blocks.kv_file import Tensor
-from store.blocks.room import Limits
-from store.blocks.slots import BlockKey, SlotAbout
 from store.clock import Instant
+from store.head_file import Head, KnownHead, Owner, write_head
+from store.heads import Published
 from store.keyed_names import Whom, conversation_key, keyed_hash
+from store.kv_file import Tensor
+from store.room import Limits
+from store.slots import BlockKey, SlotAbout
 
 BLOCK, MODEL, TTL_S = 16, b"m" * 16, 100.0
 SESSIONS = ["one", "two", "three", "four"]

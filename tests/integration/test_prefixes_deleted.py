@@ -9,23 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_prewarm import CONFIG, OTHER, SYSTEM, asked, prefix_files, question
+from tests.integration.test_prewarm import (
+    CONFIG,
+    OTHER,
+    SYSTEM,
+    asked,
+    brought,
+    listed,
+    on_disk,
+    question,
+)
 from tests.running_server import CHAT, RunningServer, running
 from tests.waiting import until
 
 ALMOST = f"{OTHER} Today is Monday."
-
-
-def listed(server: RunningServer) -> list[dict[str, Any]]:
-    return server.get("/admin/cache").json()["conversations"]
-
-
-async def on_disk(server: RunningServer, num: int) -> list[dict[str, Any]]:
-    await until(
-        lambda: len(listed(server)) == num and all(one["is_durable"] for one in listed(server)),
-        f"{num} conversations are on disk",
-    )
-    return listed(server)
 
 
 def delete(server: RunningServer, name: str) -> None:
@@ -34,39 +31,25 @@ def delete(server: RunningServer, name: str) -> None:
     assert gone.status_code == 200, gone.text
 
 
-def learned(server: RunningServer) -> list[str]:
-    """Of which system prompts there are files: each by its last words."""
-    content = [path.read_bytes() for path in prefix_files(server)]
-    texts = (SYSTEM, OTHER, ALMOST)
-    held = [one for one in texts if any(_ends(one, said) for said in content)]
-    return [one[-20:] for one in held]
-
-
-def _ends(text: str, content: bytes) -> bool:
-    at = content.find(text.encode())
-    return at >= 0 and not content[at + len(text) :].startswith(b" Today")
-
-
-def ends_of(*texts: str) -> list[str]:
-    return [one[-20:] for one in texts]
-
-
 @pytest.mark.parametrize(
     "how",
     ["by its session id", "by its listed id", "without a session id"],
     ids=["session", "listed", "unnamed"],
 )
-async def test_a_system_prompt_that_was_learned_goes_with_all_that_said_it(
+async def test_a_system_prompt_goes_with_all_that_said_it(
     tmp_path: Path, models_dir: Path, how: str
 ):
-    with running(tmp_path, "--models-dir", str(models_dir), config=CONFIG) as server:
-        given = {} if how == "without a session id" else {"session_id": "lamps"}
+    flags = ("--models-dir", str(models_dir))
+    with running(tmp_path, *flags, config=CONFIG) as server:
         for number in range(3):
+            given = {} if how == "without a session id" else {"session_id": f"lamps-{number}"}
             asked(server, question(OTHER, f"Question {number}?", **given))
-        for view in await on_disk(server, 1 if given else 3):
-            delete(server, "lamps" if how == "by its session id" else view["id"])
+        views = await on_disk(server, 3)
+        for number, view in enumerate(views):
+            delete(server, f"lamps-{number}" if how == "by its session id" else view["id"])
         assert listed(server) == []
-    assert learned(server) == []
+    with running(tmp_path, *flags, config=CONFIG) as server:
+        assert asked(server, question(OTHER, "Question 4?"))[0] == 0
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -86,75 +69,36 @@ async def test_unnamed_conversations_keep_what_they_said_while_others_are_delete
                 body = question(text, f"{word}? {word} and {word}!" + " Well?" * 5 * number)
                 usage = server.post(CHAT, body).json()["usage"]
                 mine.append(usage["prompt_tokens"] + usage["completion_tokens"])
-        await until(
-            lambda: (
-                {one["num_tokens"] for one in listed(server) if one["is_durable"]}
-                == {one for mine in lengths.values() for one in mine}
-            ),
-            "all are on disk",
-        )
+        views = await on_disk(server, 9)
+        assert {one["num_tokens"] for one in views} == {
+            one for mine in lengths.values() for one in mine
+        }
 
     def delete_these(server: RunningServer, *which: int) -> None:
         for one in which:
             (view,) = (view for view in listed(server) if view["num_tokens"] == one)
             delete(server, view["id"])
 
+    def known(server: RunningServer) -> list[bool]:
+        """Whether what each of them begins with is; nothing of the question is kept on disk."""
+        bodies = (question(text, "Dates?", ttl=0) for text in (SYSTEM, OTHER))
+        return [asked(server, body)[0] > 500 for body in bodies]
+
     with running(tmp_path, *flags, config=CONFIG) as server:
         await ask_all(server)
         if not is_restarted:
             delete_these(server, lengths[OTHER][0], *lengths[ALMOST])
-    if is_restarted:
-        assert learned(server) == ends_of(SYSTEM, OTHER, ALMOST)
-        with running(tmp_path, *flags, config=CONFIG) as server:
-            server.wait_for_the_store()
-            delete_these(server, lengths[OTHER][0], *lengths[ALMOST])
-            assert learned(server) == ends_of(SYSTEM, OTHER)
-    assert learned(server) == ends_of(SYSTEM, OTHER)
     with running(tmp_path, *flags, config=CONFIG) as server:
         server.wait_for_the_store()
+        if is_restarted:
+            delete_these(server, lengths[OTHER][0], *lengths[ALMOST])
+        assert known(server) == [True, True]
+    with running(tmp_path, *flags, config=CONFIG) as server:
+        await brought(server)
         delete_these(server, *lengths[OTHER][1:])
-        assert learned(server) == ends_of(SYSTEM)
-    assert learned(server) == ends_of(SYSTEM)
-
-
-@pytest.mark.parametrize("session", ["lamps", None])
-async def test_what_is_deleted_while_it_is_answered_is_not_learned_again(
-    tmp_path: Path, models_dir: Path, session: str | None
-):
-    with running(tmp_path, "--models-dir", str(models_dir), config=CONFIG) as server:
-        given = {"session_id": session} if session else {}
-        asked(server, question(OTHER, "Before?", **given))
-        (view,) = await on_disk(server, 1)
-        body = question(OTHER, "Before?", **given, stream=True, n=2) | {"max_tokens": 600}
-        with server.stream("POST", CHAT, json=body) as one:
-            lines = one.iter_lines()
-            next(lines)
-            delete(server, view["id"])
-            assert "[DONE]" in "".join(list(lines)[-3:])
-    assert learned(server) == []
-
-
-async def test_what_is_deleted_before_its_client_has_read_its_answer_is_not_learned_again(
-    tmp_path: Path, models_dir: Path
-):
-    with running(tmp_path, "--models-dir", str(models_dir), config=CONFIG) as server:
-        for text in ("Before?", "Before too?"):
-            asked(server, question(OTHER, text, session_id="lamps"))
-        await on_disk(server, 1)
-        fields: dict[str, Any] = {"n": 8, "logprobs": True, "top_logprobs": 20, "stream": True}
-        body = question(OTHER, "Run?", session_id="lamps", **fields) | {"max_tokens": 1500}
-        with server.stream("POST", CHAT, json=body) as one:
-            lines = one.iter_lines()
-            next(lines)
-            # Nobody reads until its worker has nothing to do.
-            await until(lambda: not num_running(server), "its worker is done", 120)
-            delete(server, "lamps")
-            assert "[DONE]" in "".join(list(lines)[-3:])
-    assert learned(server) == []
-
-
-def num_running(server: RunningServer) -> int:
-    return sum(one["num_running"] for one in server.get("/running").json()["models"])
+        assert known(server) == [True, False]
+    with running(tmp_path, *flags, config=CONFIG) as server:
+        assert known(server) == [True, False]
 
 
 async def test_a_prompt_whose_announcement_was_on_its_way_is_not_kept(
@@ -175,8 +119,12 @@ async def test_a_prompt_whose_announcement_was_on_its_way_is_not_kept(
             client.sendall(body)
             said = b"".join(iter(lambda: client.recv(4096), b""))
         prewarm_id = json.loads(said.partition(b"\r\n\r\n")[2])["id"]
-        await until(
-            lambda: server.get(f"/v1/prewarm/{prewarm_id}").json()["status"] == "completed", "warm"
-        )
+        view: dict[str, Any] = {}
+
+        def is_completed() -> bool:
+            view.update(server.get(f"/v1/prewarm/{prewarm_id}").json())
+            return view["status"] == "completed"
+
+        await until(is_completed, "warm")
         cached, _ = asked(server, question(OTHER, "Something else?"))
         assert cached == 0, "it was kept"

@@ -23,8 +23,6 @@ from runtime.supervisor.placement import Profile, reservation
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import Constraint, SamplingParams
 from runtime.wire import Heartbeat
-from store.slots import slot_path
-from store.upkeep import QUARANTINE
 from tests.asking import (
     PATIENCE_S,
     Answer,
@@ -33,9 +31,9 @@ from tests.asking import (
     first_chunks,
     request,
     status_of,
-    supervising_with_store,
     worker_of,
 )
+from tests.integration.test_kv_blocks_kept import serving
 from tests.rank_talk import LONG, Talk, spoil
 from tests.tiny_models import write_model
 from tests.waiting import until
@@ -55,6 +53,8 @@ PROMPTS = (
 )
 SOON: dict[str, Any] = {"wedge_timeout_s": 4.0, "stop_timeout_s": 1.0}
 """What hangs is noticed soon."""
+BLOCK = 64
+OTHER = "rain falls on the roof and nobody minds " * 40
 BOOLEAN = Constraint(kind="regex", text="true|false")
 
 
@@ -78,7 +78,8 @@ async def on_ranks_with_store(
     home: Path, ranks: int, **settings: Any
 ) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
     models = {name: ModelSettings(ranks=ranks) for name in ("m", "odd", "layered")}
-    async with supervising_with_store(home, models=models, **settings) as both:
+    chosen = {"kv_disk": False, "models": models} | settings
+    async with serving(home, **chosen) as both:
         yield both
 
 
@@ -121,6 +122,7 @@ class Expected:
     batch: list[tuple[str, int]]
     alone: Answer
     turns: tuple[str, str, int]
+    others: tuple[str, str, int]
     scores: list[float]
 
 
@@ -131,10 +133,12 @@ async def scored(supervisor: Supervisor, model: str = "m") -> list[float]:
     return [one.chosen.logprob for one in said.scores if one is not None]
 
 
-async def two_turns(supervisor: Supervisor, model: str = "m") -> tuple[str, str, int]:
+async def two_turns(
+    supervisor: Supervisor, model: str = "m", begin: str = LONG
+) -> tuple[str, str, int]:
     """Two answers of one conversation, and how many tokens the second found in the cache."""
-    first = await ask(supervisor, LONG, model=model)
-    second = await ask(supervisor, LONG + first.text + " and then", model=model)
+    first = await ask(supervisor, begin, model=model)
+    second = await ask(supervisor, begin + first.text + " and then", model=model)
     return first.text, second.text, second.finished.usage.cache.num_tokens
 
 
@@ -145,6 +149,7 @@ async def expected(home: Path) -> Expected:
             await answers(supervisor),
             await ask(supervisor, PROMPTS[0]),
             await two_turns(supervisor),
+            await two_turns(supervisor, begin=OTHER),
             await scored(supervisor),
         )
         assert len(processes(supervisor)) == 1
@@ -153,7 +158,8 @@ async def expected(home: Path) -> Expected:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stored(home: Path) -> AsyncGenerator[tuple[Supervisor, KvStore]]:
-    async with on_ranks_with_store(home, 2, kv_disk=True, prewarm_share=0.0) as both:
+    disk: dict[str, Any] = {"kv_disk": True, "prewarm_share": 0.0, "block_size": BLOCK}
+    async with on_ranks_with_store(home, 2, **disk) as both:
         await ask(both[0], PROMPTS[0])
         yield both
 
@@ -191,8 +197,8 @@ async def test_a_stop_string_ends_a_sequence_on_all_ranks(two: Supervisor, expec
 
 
 async def test_kv_is_reused_on_all_ranks(two: Supervisor, expected: Expected):
-    assert expected.turns[-1] > 256
-    assert await two_turns(two) == expected.turns
+    assert expected.others[-1] > 256
+    assert await two_turns(two, begin=OTHER) == expected.others
 
 
 async def test_ranks_draw_the_same_whatever_is_drawn(two: Supervisor):
@@ -263,23 +269,22 @@ async def test_what_is_damaged_of_one_rank_is_computed_again_by_all(
     stored: tuple[Supervisor, KvStore], expected: Expected
 ):
     two, kv = stored
-    assert kv.store is not None
     talk = Talk(two, kv, await ask(two, LONG))
-    rows = await talk.published()
-    row = max(rows, key=lambda row: row.header.num_tokens)
-    behind = max(one.header.end for one in rows) - row.header.end
-    path = slot_path(kv.store.root, row.header.id)
-    spoil(path, "@1")
+    key = talk.chain(await talk.published(with_end=False))[2]
+    path, whole = talk.store.slots.of_rank(1).path(key), talk.store.slots.path(key)
+    spoil(path)
     await two.restart("m").granted()
     second = await talk.go_on()
     use = second.finished.usage.cache
     assert second.text == expected.turns[1]
-    begin_alike = 16  # prompts of others, of which slots of their own are whole
-    kept = row.header.start + behind
-    assert row.header.start <= use.num_tokens < kept + begin_alike
+    num_tokens = second.finished.usage.num_prompt_tokens // BLOCK * BLOCK
+    assert num_tokens - BLOCK <= use.num_tokens < num_tokens
     assert use.reason == "damaged"
-    await until(lambda: list((path.parents[2] / QUARANTINE).iterdir()), "what is damaged kept")
-    await until(lambda: not path.exists(), "its file gone")
+    assert whole.exists()
+    assert talk.store.counts["evicted_damaged"] == 1
+    await until(path.exists, "it is written again")
+    await two.restart("m").granted()
+    assert (await talk.go_on()).finished.usage.cache.num_tokens >= num_tokens
 
 
 async def test_a_rank_that_dies_while_nobody_asks_is_replaced(home: Path, expected: Expected):
@@ -346,21 +351,6 @@ async def test_a_rank_that_is_stopped_between_requests_costs_the_next_one_time_o
         assert (await ask(supervisor, LONG)).text == expected.turns[0]
         assert status_of(supervisor).num_crashes == 1
         assert "made no progress in prefill" in str(status_of(supervisor).last_error)
-        await all_over(ranks)
-
-
-async def test_a_stopped_rank_is_a_hung_worker_also_while_nobody_asks(home: Path, tmp_path: Path):
-    """A conversation is brought into memory, which takes all ranks."""
-    disk: dict[str, Any] = {"kv_disk": True, "kv_dir": tmp_path, "prewarm_share": 0.0}
-    async with on_ranks_with_store(home, 2, **disk, **SOON) as (supervisor, kv):
-        rows = await Talk(supervisor, kv, await ask(supervisor, LONG)).published()
-        last = max((row.header for row in rows), key=lambda header: header.end)
-        await supervisor.restart("m").granted()
-        await ask(supervisor, PROMPTS[0])
-        ranks = processes(supervisor)
-        ranks[1].suspend()
-        kv.memory.bring({last.model: [last.id]})
-        await until(lambda: status_of(supervisor).num_crashes, "its being given up")
         await all_over(ranks)
 
 

@@ -9,7 +9,6 @@ import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from runtime.kv.cursor import CacheCursor
-from runtime.slot_events import KnownSlot
 from tests.kv_sessions import Session, ids
 
 NUM_LAYERS = 24
@@ -47,31 +46,26 @@ def caches(request: pytest.FixtureRequest) -> Caches:
 
 
 class Kept:
-    """A prompt of several slots on disk, and its caches as they were computed."""
+    """A prompt on disk, and its caches as they were computed."""
 
     def __init__(self, caches: Caches, root: Path) -> None:
         self.caches, self.root = caches, root
         self.token_ids = [*ids(1, NUM_TOKENS), 7]
-        session = self._session([])
+        session = Session(caches, root, block_size=256)
         cursor = session.cursor(self.token_ids)
         self.kv, _ = session.take_up(cursor)
         for start in range(0, NUM_TOKENS, RUN_TOKENS):
             caches.extend(self.kv, RUN_TOKENS)
             session.tiers.on_prefill(cursor, self.kv, (start, start + RUN_TOKENS), 1.0)
-        self.known = session.publish()
-
-    def _session(self, known: list[KnownSlot]) -> Session:
-        session = Session(self.caches, self.root, block_size=256)
-        session.tiers.learn(known)
-        return session
+        session.tiers.release(cursor)
+        session.close()
 
     def read(self) -> tuple[Session, CacheCursor]:
         """In memory again, and about to be restored."""
-        session = self._session(self.known)
+        session = Session(self.caches, self.root, block_size=256)
         cursor = session.cursor(self.token_ids)
         session.tiers.begin(cursor)
-        while cursor.is_waiting:
-            session.hear()
+        session.wait_for(cursor)
         return session, cursor
 
 
@@ -98,7 +92,7 @@ def test_a_restore_without_room_for_two_has_one_copy_in_memory(kept: Kept):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     session, cursor = kept.read()
-    num_bytes = session.tiers.hot.num_bytes
+    num_bytes = session.tiers.memory.num_bytes
     assert mx.get_peak_memory() - before <= 1.02 * num_bytes
     session.tiers.leave_beside_rows(0)
     kv, num_tokens = session.tiers.restore(cursor)
@@ -106,7 +100,7 @@ def test_a_restore_without_room_for_two_has_one_copy_in_memory(kept: Kept):
     assert num_tokens == NUM_TOKENS
     assert mx.get_peak_memory() - before <= 1.1 * num_bytes + room_bytes
     assert mx.get_cache_memory() <= 0.1 * num_bytes
-    assert session.tiers.hot.num_bytes == 0
+    assert session.tiers.memory.num_bytes == 0
     assert is_same(kv, kept.kv)
     session.check()
     session.close()
@@ -114,19 +108,19 @@ def test_a_restore_without_room_for_two_has_one_copy_in_memory(kept: Kept):
 
 def test_a_restore_with_room_leaves_what_it_read_to_others(kept: Kept):
     session, cursor = kept.read()
-    num_bytes = session.tiers.hot.num_bytes
+    num_bytes = session.tiers.memory.num_bytes
     kv, _ = session.tiers.restore(cursor)
-    assert session.tiers.hot.num_bytes == num_bytes
+    assert session.tiers.memory.num_bytes == num_bytes
     assert is_same(kv, kept.kv)
     session.close()
 
 
 def test_only_as_much_leaves_memory_as_there_is_no_room_for(kept: Kept):
     session, cursor = kept.read()
-    num_bytes = session.tiers.hot.num_bytes
+    num_bytes = session.tiers.memory.num_bytes
     session.tiers.leave_beside_rows(num_bytes - 1)
     kv, _ = session.tiers.restore(cursor)
-    assert session.tiers.hot.num_bytes == num_bytes // 2
+    assert session.tiers.memory.num_bytes == num_bytes - num_bytes * 256 // NUM_TOKENS
     assert is_same(kv, kept.kv)
     session.check()
     session.close()
@@ -134,15 +128,15 @@ def test_only_as_much_leaves_memory_as_there_is_no_room_for(kept: Kept):
 
 def test_what_another_request_is_about_to_use_stays(kept: Kept):
     session, cursor = kept.read()
-    num_bytes = session.tiers.hot.num_bytes
+    num_bytes = session.tiers.memory.num_bytes
     other = session.cursor(kept.token_ids)
     session.tiers.begin(other)
     session.tiers.leave_beside_rows(0)
     kv, _ = session.tiers.restore(cursor)
-    assert session.tiers.hot.num_bytes == num_bytes
+    assert session.tiers.memory.num_bytes == num_bytes
     again, num_tokens = session.tiers.restore(other)
     assert num_tokens == NUM_TOKENS
-    assert session.tiers.hot.num_bytes == 0
+    assert session.tiers.memory.num_bytes == 0
     assert is_same(kv, kept.kv)
     assert is_same(again, kept.kv)
     session.close()

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config.settings import ModelSettings
 from runtime.errors import MemoryTaken, NeedsTooMuchMemory
-from runtime.slot_events import HotBudget
+from runtime.kv_messages import HotBudget
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, TokenPrompt
 from tests.asking import Answer, ask, supervising, worker_of

@@ -14,22 +14,22 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine
 
-from migrations.run import downgrade, upgrade
+from migrations.run import downgrade, downgrade_history, upgrade, upgrade_history
 from store.database import Database
 from store.errors import (
-    IndexDamaged,
     StoreError,
     StoreFailed,
     StoreFull,
-    StoreLocked,
     StoreTooNew,
 )
-from store.index import SlotIndex
-from store.opening import open_database, open_read_only
+from store.file_kinds import HISTORY
+from store.index import Index
+from store.opening import open_database
 from store.records import Records
 from store.tables import APPLICATION_ID, SCHEMA_VERSION, Table
 from store.types import RunFigures
-from tests.store_samples import MODEL, chain, opened
+from tests.slot_samples import MODEL
+from tests.store_samples import opened, rows
 from tests.waiting import PATIENCE_S
 
 
@@ -50,10 +50,9 @@ def names(database: Database) -> set[str]:
     return {name for (name,) in rows}
 
 
-def fill(root: Path, num_slots: int = 50) -> None:
+def fill(root: Path, num_blocks: int = 50) -> None:
     with opened(root) as database:
-        rows = [one for first in range(0, num_slots, 5) for one in chain(*range(first, first + 5))]
-        SlotIndex(database).insert(rows).result()
+        Index(database).write_first(rows(1, num_blocks))
         Records(database).measured(MODEL, RunFigures(load_ms=1.0)).result()
         database.checkpoint().result()
 
@@ -136,44 +135,51 @@ def test_a_filled_database_goes_down_and_up_again(tmp_path: Path):
         database.submit(
             lambda connection: (
                 connection.exec_driver_sql(
-                    "INSERT INTO store_state VALUES (1, 1, 0, 0, '', '')"
+                    "INSERT INTO store_state VALUES (1, 1, 0, 0, '')"
                 ).rowcount
             )
         ).result()
-        assert SlotIndex(database).insert(chain(1, 2)).result() == 2
+        Index(database).write_first(rows(2))
+        assert len(Index(database).load()[0]) == 1
+
+
+def open_history(root: Path) -> Database:
+    return open_database(root / "history.sqlite3", upgrade_history, kind=HISTORY)
+
+
+def leave_old(root: Path) -> Path:
+    """A history as an earlier release left it; where its copy comes to lie."""
+    database = open_history(root)
+    database.submit(lambda connection: downgrade_history(connection, 1)).result()
+    database.close()
+    return root / "history.sqlite3.aside-schema-1"
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return other.execute("PRAGMA user_version").fetchone()[0]
 
 
 def test_before_an_upgrade_the_file_is_copied(tmp_path: Path):
-    fill(tmp_path)
-    with opened(tmp_path) as database:
-        [model] = Records(database).models()
-        database.submit(lambda connection: downgrade(connection, 1)).result()
-    copy = tmp_path / "index.db.aside-schema-1"
+    copy = leave_old(tmp_path)
     assert not copy.exists(), "what is not upgraded is not copied"
-    with opened(tmp_path) as database:
-        assert Records(database).models() == [model]
-        assert SlotIndex(database).all_slots() == [], "they named files: these are put aside"
+    open_history(tmp_path).close()
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    with closing(sqlite3.connect(copy)) as old:
-        assert old.execute("PRAGMA user_version").fetchone() == (1,)
-        assert old.execute("SELECT hash FROM models").fetchall() == [(model.hash,)]
-        assert old.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert version_of(copy) == 1
+    assert version_of(tmp_path / "history.sqlite3") == HISTORY.version > 1
     before = copy.stat()
-    with opened(tmp_path):
-        assert copy.stat() == before
+    open_history(tmp_path).close()
+    assert copy.stat() == before
     assert not list(tmp_path.glob("*.new"))
 
 
 def test_a_file_that_cannot_be_copied_is_not_upgraded(tmp_path: Path):
-    fill(tmp_path)
-    with opened(tmp_path) as database:
-        database.submit(lambda connection: downgrade(connection, 1)).result()
-    in_the_way = tmp_path / "index.db.aside-schema-1"
-    (in_the_way / "something").mkdir(parents=True)
-    with pytest.raises(StoreFailed), opened(tmp_path):
-        pass
-    with closing(sqlite3.connect(tmp_path / "index.db")) as old:
-        assert old.execute("PRAGMA user_version").fetchone() == (1,)
+    copy = leave_old(tmp_path)
+    (copy / "something").mkdir(parents=True)
+    with pytest.raises(StoreFailed):
+        open_history(tmp_path)
+    assert version_of(tmp_path / "history.sqlite3") == 1
 
 
 def test_a_newer_schema_is_never_touched(tmp_path: Path):
@@ -183,9 +189,8 @@ def test_a_newer_schema_is_never_touched(tmp_path: Path):
         other.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = path.read_bytes()
-    for attempt in (lambda: open_database(path, upgrade), lambda: open_read_only(path)):
-        with pytest.raises(StoreTooNew, match=f"schema {SCHEMA_VERSION + 1}"):
-            attempt()
+    with pytest.raises(StoreTooNew, match=f"schema {SCHEMA_VERSION + 1}"):
+        open_database(path, upgrade)
     assert path.read_bytes() == before
     assert not list(tmp_path.glob("*.aside-*"))
 
@@ -302,7 +307,7 @@ def leave_open(root: Path) -> None:
 
 
 def test_after_an_unclean_stop_damage_is_found_at_the_start(tmp_path: Path):
-    fill(tmp_path, num_slots=500)
+    fill(tmp_path, num_blocks=2000)
     leave_open(tmp_path)
     path = tmp_path / "index.db"
     data = bytearray(path.read_bytes())
@@ -311,12 +316,12 @@ def test_after_an_unclean_stop_damage_is_found_at_the_start(tmp_path: Path):
     path.write_bytes(data)
     with opened(tmp_path) as database:
         assert asides(tmp_path) == ["index.db.aside-1"]
-        assert SlotIndex(database).slots_of(MODEL) == []
+        assert Index(database).load() == ([], {})
     assert (tmp_path / "index.db.aside-1").read_bytes()[4096:] == data[4096:]
 
 
 def test_damage_that_is_met_later_is_named_and_found_at_the_next_start(tmp_path: Path):
-    fill(tmp_path, num_slots=500)
+    fill(tmp_path, num_blocks=2000)
     path = tmp_path / "index.db"
     with closing(sqlite3.connect(path)) as other:
         query = "SELECT rootpage FROM sqlite_master WHERE name = 'blocks'"
@@ -326,12 +331,11 @@ def test_damage_that_is_met_later_is_named_and_found_at_the_next_start(tmp_path:
     path.write_bytes(data)
     with opened(tmp_path) as database:
         assert not asides(tmp_path)
-        with pytest.raises(IndexDamaged):
-            SlotIndex(database).all_slots()
+        assert Index(database).load() == ([], {})
         assert not database.check()
     with opened(tmp_path) as database:
         assert asides(tmp_path) == ["index.db.aside-1"]
-        assert SlotIndex(database).all_slots() == []
+        assert Index(database).load() == ([], {})
 
 
 def test_without_its_log_or_at_all_the_index_is_still_sound(tmp_path: Path):
@@ -343,17 +347,7 @@ def test_without_its_log_or_at_all_the_index_is_still_sound(tmp_path: Path):
     (tmp_path / "index.db").unlink()
     with opened(tmp_path) as database:
         assert not asides(tmp_path)
-        assert SlotIndex(database).all_slots() == []
-
-
-def test_a_reader_sees_what_the_owner_writes_and_cannot_write(tmp_path: Path):
-    with opened(tmp_path) as database:
-        reader = open_read_only(tmp_path / "index.db")
-        put_counter(database, "a").result()
-        assert names(reader) == {"a"}
-        with pytest.raises(StoreLocked):
-            put_counter(reader, "b")
-        reader.close()
+        assert Index(database).load() == ([], {})
 
 
 def test_a_closed_database_refuses_and_closing_twice_is_nothing(tmp_path: Path):

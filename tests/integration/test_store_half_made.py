@@ -7,9 +7,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from store.index import SlotIndex
+from store.index import Index
 from store.tables import APPLICATION_ID
-from tests.store_samples import chain, opened
+from tests.store_samples import opened, rows
 
 
 def leave_half_made(path: Path) -> None:
@@ -29,7 +29,8 @@ def test_a_file_whose_making_was_killed_is_made_again(tmp_path: Path):
     leave_half_made(tmp_path / "index.db")
     with opened(tmp_path) as database:
         assert not list(tmp_path.glob("*.aside-*"))
-        assert SlotIndex(database).insert(chain(1, 2)).result() == 2
+        Index(database).write_first(rows(1))
+        assert len(Index(database).load()[0]) == 1
     assert not (tmp_path / "index.db-journal").exists()
 
 
@@ -40,6 +41,7 @@ def test_what_is_moved_aside_takes_its_journal_along(tmp_path: Path):
         other.execute("CREATE TABLE theirs (a)")
     journal = (tmp_path / "index.db-journal").read_bytes()
     with opened(tmp_path) as database:
-        assert SlotIndex(database).insert(chain(1, 2)).result() == 2
+        Index(database).write_first(rows(1))
+        assert len(Index(database).load()[0]) == 1
     assert not (tmp_path / "index.db-journal").exists()
     assert (tmp_path / "index.db.aside-1-journal").read_bytes() == journal

@@ -9,27 +9,27 @@ from random import Random
 
 import pytest
 
-from store.index import SlotIndex
+from store.index import Index
 from tests.slot_samples import slot_id
 from tests.store_samples import opened
 
 WRITER = """
 import sys
 from pathlib import Path
-from store.index import SlotIndex
-from tests.store_samples import chain, opened
+from store.index import Change, Index
+from tests.store_samples import opened, rows
 
 first = int(sys.argv[2])
 with opened(Path(sys.argv[1])) as database:
-    index = SlotIndex(database)
+    index = Index(database)
     print("ready", flush=True)
-    for number in range(first, first + 1_000_000, 4):
-        futures = [index.insert(chain(one, one + 1)) for one in (number, number + 2)]
-        for future in futures:
-            future.result()
+    for number in range(first, first + 1_000_000, 2):
+        index.write(rows(number))
+        index.write(rows(number + 1))
         if number % 12 == 0:
-            index.drop(["0" * 32]).result()
-        print(number + 4, flush=True)
+            index.write(Change(gone_heads=["0" * 32]))
+        index.flush()
+        print(number + 2, flush=True)
 """
 
 
@@ -59,7 +59,7 @@ def kill_again_and_again(root: Path, rounds: int, seed: int) -> None:
             assert database.check()
             with database.reading() as connection:
                 assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
-            assert acknowledged <= {place.id for place in SlotIndex(database).places()}
+            assert acknowledged <= {one.head.id for one in Index(database).load()[0]}
 
 
 def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path):

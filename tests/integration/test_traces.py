@@ -95,7 +95,7 @@ def attributes_of(span: Span) -> dict[str, Any]:
 
 
 def ask(server: RunningServer, **headers: str) -> None:
-    said = [{"role": "user", "content": f"{CANARY} " * 20}]
+    said = [{"role": "user", "content": f"{CANARY} " * 60}]
     body = {"model": "hearth-tiny", "messages": said, "max_tokens": 8, "session_id": CANARY}
     assert server.request("POST", CHAT, json=body, headers=headers).status_code == 200
 

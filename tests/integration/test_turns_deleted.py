@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.cache.inventory import Inventory, named
-from runtime.cache.inventory_views import ConversationView
+from runtime.cache.contents import KvContents
 from runtime.cache.service import KvStore
+from runtime.cache.views import ConversationView
 from runtime.config.settings import ModelSettings
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.supervisor import Supervisor
@@ -25,6 +25,7 @@ from tests.asking import answer, request, script, supervising_with_store, worker
 from tests.tiny_models import CHAT_TEMPLATE, write_model
 from tests.waiting import until
 
+BLOCK = 32
 SLOW = """\
 {%- for message in messages if message.content.startswith('qvslow') -%}
     {%- for i in range(25) %}{% for j in range(99999) %}{% endfor %}{% endfor -%}
@@ -73,6 +74,7 @@ class Home:
 
     def __init__(self, home: Path, supervisor: Supervisor, kv: KvStore) -> None:
         self.root, self.supervisor, self.kv = home / "kv", supervisor, kv
+        self.contents = KvContents(kv, kv.settings)
         self.tokenizer = Tokenizer.from_file(str(home / "models" / "m" / "tokenizer.json"))
 
     def submit(self, talk: Talk, prompt: ChatPrompt, thought: str = "let me see") -> Generation:
@@ -95,21 +97,22 @@ class Home:
         if talk.ttl_s == 0:
             return usage
         num_tokens = usage.num_prompt_tokens + usage.num_output_tokens - 1
-        await until(lambda: self._is_kept(talk.model, num_tokens), "it is on disk")
+        num_kept = num_tokens - num_tokens % BLOCK  # the rest is when its model rests
+        await until(lambda: self._is_kept(talk.model, num_kept), "it is on disk")
         return usage
 
     def _is_kept(self, model: str, num_tokens: int) -> bool:
-        """So much was asked by this name, and is on disk."""
-        return any(one.model == model and one.num_durable >= num_tokens for one in self.kept())
+        """So much was asked by this name, and has a head."""
+        return any(one.model == model and one.num_tokens >= num_tokens for one in self.kept())
 
     def kept(self) -> list[ConversationView]:
-        return Inventory(self.kv.store).conversations() if self.kv.store is not None else []
+        if self.kv.store is None:
+            return []
+        inventory = self.kv.inventory(on_disk=True)
+        return [inventory.view(one) for one in inventory.conversations()]
 
     async def delete(self, name: str) -> None:
-        entries, whoms = await self.kv.tend(lambda store, _: named(Inventory(store), name))
-        for whom in whoms:
-            await self.kv.publisher.forget(whom)
-        await self.kv.tend(lambda store, on_gone: Inventory(store, on_gone).remove(entries))
+        await self.contents.remove(await self.contents.named(name))
 
     @contextmanager
     def worker_held(self) -> Generator[None]:
@@ -130,7 +133,7 @@ class Home:
 @asynccontextmanager
 async def at_home(home: Path) -> AsyncGenerator[Home]:
     models = {"m": ModelSettings(context=16_384)}
-    async with supervising_with_store(home, models=models, kv_disk=True, block_size=32) as found:
+    async with supervising_with_store(home, models=models, kv_disk=True, block_size=BLOCK) as found:
         yield Home(home, *found)
 
 
@@ -243,9 +246,7 @@ async def test_a_fork_that_was_not_asked_yet_keeps_what_it_has_of_its_source(hom
         fork = source.forked("fork")
         await here.say(source, "further")
         await until(lambda: here.turns == 3, "all turns are on disk")
-        await here.kv.tend(
-            lambda store, on_gone: Inventory(store, on_gone).branch("source", "fork", {"m": end})
-        )
+        await here.contents.branch("source", "fork", {"m": end})
         await here.delete("source")
         assert here.turns == 2
         after = await here.say(fork)
@@ -295,5 +296,5 @@ async def test_what_is_still_being_read_when_its_conversation_is_deleted_is_not_
         check_reused(last, await here.say(stays))
         await until(lambda: len(here.kept()) == 1, "it has one entry")
         # Who asks after that begins anew.
-        assert (await here.say(Talk("qvslow", names[0]))).num_cached_tokens < 32
+        assert (await here.say(Talk("qvslow", names[0]))).num_cached_tokens < BLOCK
         await until(lambda: here.turns == 4, "three of the one that stays, one that is new")

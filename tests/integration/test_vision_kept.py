@@ -1,17 +1,11 @@
-"""Pictures in a conversation through the store: a killed server, merged slots, swapped models."""
+"""Pictures in a conversation through the store: a killed server, swapped models."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 from typing import Any
 
-from runtime.cache.compaction import MAX_CHAIN, compact, plans
-from runtime.cache.service import KvStore
-from runtime.supervisor.supervisor import Supervisor
-from runtime.types import ChatPrompt, Image, Message
-from tests.asking import PATIENCE_S, ask, supervising_with_store
 from tests.image_requests import chat_part
 from tests.running_server import CHAT, RunningServer, running
 from tests.tiny_vlms import encoded, picture
@@ -76,44 +70,3 @@ async def test_a_killed_server_goes_on_with_what_was_seen(tmp_path: Path, vlms_d
         _, shared = say(server, swapped[:1])
         assert 0 < shared < 100, "words before another picture are shared, and no more"
         assert server.figure("hearth_kv_image_mismatches_total") == 0
-
-
-async def test_merged_slots_still_know_their_pictures(tmp_path: Path, vlms_dir: Path):
-    (tmp_path / "models").symlink_to(vlms_dir)
-    seen = Image(at=3, field="image", data=FIRST)
-    messages = [Message(role="user", text="so, what is it?", images=(seen,))]
-    num_tokens = 0
-    async with supervising_with_store(tmp_path, kv_disk=True) as (supervisor, kv):
-        for number in range(MAX_CHAIN + 2):
-            prompt = ChatPrompt(messages=tuple(messages))
-            done = await ask(supervisor, prompt, model="qwen3_vl", max_tokens=2)
-            num_tokens = done.finished.usage.num_prompt_tokens
-            messages += [
-                Message(role="assistant", text=done.text),
-                Message(role="user", text=f"and {number}?"),
-            ]
-        store = kv.store
-        assert store is not None
-        await until(
-            lambda: (
-                max((one.header.end for one in store.index.all_slots()), default=0) >= num_tokens
-            ),
-            "all that was said is on disk",
-        )
-        assert any(plans(store.index.all_slots(), ()))
-        async with asyncio.timeout(PATIENCE_S):
-            while not store.counts["compacted"]:  # the last turn may be on its way to the disk
-                await kv.chore(lambda s: compact(s, kv.loaded_models, lambda: False))
-        await check(supervisor, kv, messages)
-    async with supervising_with_store(tmp_path, kv_disk=True) as (supervisor, kv):
-        await check(supervisor, kv, messages)
-
-
-async def check(supervisor: Supervisor, kv: KvStore, messages: list[Message]) -> None:
-    """Nearly all of a conversation is known, and no match was given up."""
-    prompt = ChatPrompt(messages=tuple(messages))
-    done = await ask(supervisor, prompt, model="qwen3_vl", max_tokens=2)
-    usage = done.finished.usage
-    assert usage.cache.num_tokens > usage.num_prompt_tokens * 3 // 4
-    counts = kv.figures().models["qwen3_vl"]
-    assert (counts.vlm_retreat, counts.exact_key_rejected_by_model_lcp) == (0, 0)

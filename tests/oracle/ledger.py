@@ -49,9 +49,12 @@ class Talk:
 
 
 class Ledger:
-    """All talks, and the pieces of those that were deleted."""
+    """All talks, and the pieces of those that were deleted. Without memory all that must be reused
+    is in whole blocks: the end behind them is written when the model rests.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_memory: bool = True) -> None:
+        self.has_memory = has_memory
         self.talks: list[Talk] = []
         self.buried: set[tuple[int, ...]] = set()
         self.num_excused = self.num_reused = 0
@@ -69,7 +72,8 @@ class Ledger:
     def _due_of(self, talk: Talk, prompt: Sequence[int]) -> int:
         shared = min(num_common(prompt, talk.ids), len(prompt) - 1)
         if talk.is_awake:
-            return min(shared, len(talk.ids) - 1)
+            there = min(shared, len(talk.ids) - 1)
+            return there if self.has_memory else whole(there)
         return min(whole(shared), talk.num_kept)
 
     def _beside(self, tenant: str, model: str) -> list[Talk]:
@@ -119,8 +123,10 @@ class Ledger:
         talk.num_durable = max(talk.num_durable, talk.num_own)
 
     def stopped(self, *, is_killed: bool) -> None:
-        """The server ended. If it was told to, everything is on disk."""
+        """The server ended. If it was told to, all that it answered is on disk; what a kill before
+        that took is not there again.
+        """
         for one in self.talks:
-            one.is_awake = False
-            if not is_killed:
+            if one.is_awake and not is_killed:
                 one.num_durable = one.num_own = len(one.ids) - 1
+            one.is_awake = False

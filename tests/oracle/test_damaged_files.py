@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.ledger import Talk
+from tests.oracle.ledger import Ledger, Talk
 from tests.oracle.talking import PLAIN, TOO_SLOW, Answer, check_same, files_in, flip, whole, windows
 from tests.oracle.world import World
 from tests.running_server import RunningServer, running
@@ -43,6 +43,7 @@ class Damaged(World):
 
     def __init__(self, folder: Path, plain: RunningServer) -> None:
         super().__init__(folder, plain, seed=5)
+        self.ledger = Ledger(has_memory=False)
         self.one, self.other = (self.begun(is_named=True) for _ in range(2))
         self.right: dict[str, Answer] = {}
         self.num_missed = 0

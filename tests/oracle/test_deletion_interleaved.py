@@ -125,6 +125,8 @@ class Deleting(World):
             busy = self.kept(is_named=True, model="n")
             before = [Turn(self, busy, 20, ENDLESS)]
             before[0].wait(lambda: before[0].pieces)
+            # The other model wrote all ends as it left, with which each is listed anew.
+            others = {one["id"] for one in self.unnamed()} - {self.entry(talk)["id"]}
         is_long = phase == "is read"
         turn = Turn(self, talk, LONG if is_long else 40, 200 if phase == "streams" else 12)
         if phase == "streams":

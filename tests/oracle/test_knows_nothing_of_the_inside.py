@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 OUTSIDE = {"runtime.keys", "runtime.types", "runtime.environment"}
 """What of the product is imported, by helpers as well: keys, the words of prompts, variables."""
 PRODUCT = ("api", "hearth", "migrations", "runtime", "store")
-INSIDE = ("runtime.kv", "runtime.cache", "runtime.slot_events", "store")
+INSIDE = ("runtime.kv", "runtime.cache", "runtime.kv_messages", "store")
 
 
 def file_of(module: str) -> Path | None:

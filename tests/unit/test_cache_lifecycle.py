@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from runtime.cache.lifecycle import KvStatus, StoreLife
-from runtime.cache.owned import OpenStore
-from runtime.cache.store_opening import open_store
+from runtime.cache.opened import BlockStore, open_blocks
+from runtime.cache.tending import terms_of
+from runtime.config.settings import Settings
 from store.errors import StoreFailed, StoreFull
 
 SPEED = 200.0
@@ -41,7 +42,7 @@ class World:
     """A disk, a worker that has something to write, and what became of its last try."""
 
     def __init__(self, home: Path) -> None:
-        self.life = StoreLife[OpenStore](self, has_disk=True)
+        self.life = StoreLife[BlockStore](self, has_disk=True)
         self.root = home / "kv"
         self.slots = self.root / "slots"
         self.can_stage = self.can_publish = True
@@ -51,10 +52,10 @@ class World:
 
     def on_opened(self) -> None: ...
 
-    def open(self, secret: bytes | None) -> OpenStore:
-        return open_store(self.root, None, secret)
+    def open(self, secret: bytes | None) -> BlockStore:
+        return open_blocks(self.root, terms_of(Settings(home=self.root.parent)), secret)
 
-    def on_opening(self, store: OpenStore) -> None: ...
+    def on_opening(self, store: BlockStore) -> None: ...
 
     def on_full(self) -> None: ...
 
@@ -71,7 +72,7 @@ class World:
             return
         await self.life.attempt(self._publish)
 
-    def _publish(self, store: OpenStore) -> None:
+    def _publish(self, store: BlockStore) -> None:
         assert store.root == self.slots.parent
         self.has_failed = not self.can_publish
         if not self.can_publish:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 import zstandard
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from store import slots, upkeep
-from store.cold import ColdBucket, ColdDirectory, ColdStore, open_cold
-from store.cold_codec import join_planes, split_planes
+from store.cold import ColdBucket, ColdDirectory, ColdSlot, ColdStore, open_cold
+from store.cold_codec import UnpackedBytes, join_planes, pack, split_planes
 from store.disk import disk_bytes
 from store.errors import SlotDamaged, SlotForeign, SlotMissing, StoreError, StoreFailed
-from store.types import TensorData
-from tests.slot_samples import holds, publish_sample, sample, slot_id
+from store.kv_file import Tensor, open_file, unpack_front
+from store.slots import SLOT, Slots
+from tests.slot_samples import key_of, publish_sample, sample, slot_id
 
 
 class GiveUp(Exception):
@@ -26,6 +25,30 @@ class GiveUp(Exception):
 
 def give_up(num_bytes: int) -> None:
     raise GiveUp(num_bytes)
+
+
+def go_on(num_bytes: int) -> None:
+    assert num_bytes
+
+
+def put(
+    cold: ColdStore, path: Path, number: int = 1, yield_: Callable[[int], None] = go_on
+) -> ColdSlot:
+    """Put the slot at `path` there, packed, as slot `number`."""
+    with open_file(path, SLOT) as file:
+        front = file.front
+        chunks = pack(file.fd, front.payload_start, front.entries, yield_)
+        return cold.put(slot_id(number), chunks)
+
+
+def got(cold: ColdStore, number: int = 1) -> bytes:
+    """All bytes of the slot's file, unpacked."""
+    with cold.get(slot_id(number)) as source:
+        unpacked = UnpackedBytes(source)
+        entries = unpack_front(SLOT, unpacked.front).entries
+        parts = [part for entry in entries for part in unpacked.tensor(entry)]
+        unpacked.end()
+        return unpacked.front + b"".join(parts)
 
 
 def local(root: Path) -> ObjectStore:
@@ -44,10 +67,6 @@ def cold(request: pytest.FixtureRequest, tmp_path: Path) -> ColdStore:
     return STORES[request.param](tmp_path)
 
 
-def files_below(root: Path) -> set[Path]:
-    return {path for path in root.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
 def test_planes_are_joined_as_they_were_split(item_bytes: int):
     chunk = bytes(range(256)) * item_bytes
@@ -58,168 +77,139 @@ def test_planes_are_joined_as_they_were_split(item_bytes: int):
     assert join_planes(b"".join(split_planes(b"", item_bytes)), item_bytes) == b""
 
 
-def test_what_was_demoted_comes_back(tmp_path: Path, cold: ColdStore):
+def test_what_was_put_comes_back(tmp_path: Path, cold: ColdStore):
     path = publish_sample(tmp_path, 1)
-    before = path.read_bytes()
-    assert cold.demote(path).id == slot_id(1)
-    slots.remove(path)
-    staged = cold.promote(tmp_path, slot_id(1))
-    assert staged.path.read_bytes() == before
-    assert slots.publish(staged) == path
-    assert holds(path, 1)
+    assert put(cold, path).id == slot_id(1)
+    assert got(cold) == path.read_bytes()
 
 
 def test_a_slot_of_many_chunks_and_every_width_comes_back(tmp_path: Path, cold: ColdStore):
-    header, ids, tensors = sample(1)
+    about, ids, tensors = sample(1)
     generator = random.Random(5)
     for dtype, width in (("BF16", 2), ("F32", 4), ("I64", 8), ("U8", 1)):
         data = generator.randbytes(3 * width * 900_001)
-        tensors.append(TensorData(dtype, dtype, (3, 900_001), memoryview(data)))
-    path = slots.publish(slots.stage(tmp_path, header, ids, tensors))
-    cold.demote(path)
-    assert cold.promote(tmp_path, slot_id(1)).path.read_bytes() == path.read_bytes()
+        tensors.append(Tensor(dtype, dtype, (3, 900_001), data))
+    slots = Slots(tmp_path)
+    slots.put(about, ids, tensors)
+    path = slots.path(key_of(1))
+    put(cold, path)
+    assert got(cold) == path.read_bytes()
 
 
 def test_the_list_is_what_is_there(tmp_path: Path, cold: ColdStore):
     for number in (1, 2, 3):
-        cold.demote(publish_sample(tmp_path, number))
+        put(cold, publish_sample(tmp_path, number), number)
     assert cold.delete(slot_id(2))
     assert not cold.delete(slot_id(2))
     assert [one.id for one in cold.slots()] == sorted(slot_id(number) for number in (1, 3))
     assert all(one.num_bytes > 0 for one in cold.slots())
     with pytest.raises(SlotMissing):
-        cold.promote(tmp_path, slot_id(2))
+        got(cold, 2)
 
 
-def test_demoting_again_changes_nothing(tmp_path: Path, cold: ColdStore):
+def test_putting_again_changes_nothing(tmp_path: Path, cold: ColdStore):
     path = publish_sample(tmp_path, 1)
-    assert cold.demote(path) == cold.demote(path)
+    assert put(cold, path) == put(cold, path)
     assert len(list(cold.slots())) == 1
 
 
 def test_giving_up_leaves_nothing_behind(tmp_path: Path, cold: ColdStore):
     path = publish_sample(tmp_path, 1)
     with pytest.raises(GiveUp):
-        cold.demote(path, give_up)
-    assert files_below(tmp_path) == {path}
-    cold.demote(path)
-    before = files_below(tmp_path)
-    with pytest.raises(GiveUp):
-        cold.promote(tmp_path, slot_id(1), give_up)
-    assert files_below(tmp_path) == before
-
-
-def test_what_is_damaged_is_not_kept(tmp_path: Path, cold: ColdStore):
-    path = publish_sample(tmp_path, 1)
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(SlotDamaged):
-        cold.demote(path)
-    assert not list(cold.slots())
+        put(cold, path, yield_=give_up)
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
 
 
 @pytest.mark.parametrize("name", ["", "../" * 10 + "ab", "A" * 32])
-def test_no_other_name_is_looked_up(tmp_path: Path, cold: ColdStore, name: str):
-    for call in (cold.delete, lambda one: cold.promote(tmp_path, one)):
+def test_no_other_name_is_looked_up(cold: ColdStore, name: str):
+    for call in (cold.delete, lambda one: cold.put(one, [])):
         with pytest.raises(ValueError, match="not a slot id"):
             call(name)
+    with pytest.raises(ValueError, match="not a slot id"), cold.get(name):
+        pass
 
 
-def packed_path(root: Path, number: int) -> Path:
-    name = slot_id(number)
+def packed_path(root: Path) -> Path:
+    name = slot_id(1)
     return root / "cold" / name[:2] / f"{name}.safetensors.zst"
 
 
-def promoted_right(cold: ColdStore, root: Path, expected: bytes) -> bool | None:
-    """Whether the promoted bytes are right; None for a miss, which leaves nothing behind."""
+def is_wrong(cold: ColdStore, expected: bytes) -> bool:
+    """Whether it is unpacked to something else."""
     try:
-        staged = cold.promote(root, slot_id(1))
+        return got(cold) != expected
     except StoreError:
-        assert not list(root.rglob(".tmp-*"))
-        return None
-    is_right = staged.path.read_bytes() == expected
-    staged.path.unlink()
-    return is_right
+        return False
 
 
 def test_a_damaged_packed_slot_is_a_miss(tmp_path: Path):
     cold = ColdDirectory(tmp_path / "cold")
-    path = publish_sample(tmp_path, 1)
-    cold.demote(path)
-    packed = packed_path(tmp_path, 1)
+    expected = publish_sample(tmp_path, 1).read_bytes()
+    put(cold, publish_sample(tmp_path, 1))
+    packed = packed_path(tmp_path)
     whole = packed.read_bytes()
     generator = random.Random(9)
-    results: set[bool | None] = set()
     for at in range(0, len(whole), 5):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << generator.randrange(8)
-        packed.write_bytes(damaged)
-        results.add(promoted_right(cold, tmp_path, path.read_bytes()))
-        packed.write_bytes(whole[:at])
-        results.add(promoted_right(cold, tmp_path, path.read_bytes()))
-    assert False not in results
+        for content in (damaged, whole[:at]):
+            packed.write_bytes(content)
+            assert not is_wrong(cold, expected)
     packed.write_bytes(whole + b"\0")
-    assert promoted_right(cold, tmp_path, path.read_bytes()) is not False
-
-
-def test_a_packed_slot_under_another_id_is_a_miss(tmp_path: Path):
-    cold = ColdDirectory(tmp_path / "cold")
-    cold.demote(publish_sample(tmp_path, 1))
-    packed_path(tmp_path, 2).parent.mkdir(exist_ok=True)
-    shutil.copy(packed_path(tmp_path, 1), packed_path(tmp_path, 2))
-    with pytest.raises(SlotDamaged, match="holds slot"):
-        cold.promote(tmp_path, slot_id(2))
+    assert not is_wrong(cold, expected)
+    packed.write_bytes(whole)
+    assert got(cold) == expected
 
 
 @pytest.mark.timeout(60)
 def test_a_bomb_or_a_fifo_costs_nothing(tmp_path: Path):
     cold = ColdDirectory(tmp_path / "cold")
-    cold.demote(publish_sample(tmp_path, 1))
-    packed = packed_path(tmp_path, 1)
+    put(cold, publish_sample(tmp_path, 1))
+    packed = packed_path(tmp_path)
     bomb = zstandard.ZstdCompressor().compress(b"\xff" * (64 << 20))
     packed.write_bytes(packed.read_bytes()[:24] + bomb)
     with pytest.raises(SlotDamaged):
-        cold.promote(tmp_path, slot_id(1))
+        got(cold)
     packed.unlink()
     os.mkfifo(packed)
     with pytest.raises(SlotDamaged):
-        cold.promote(tmp_path, slot_id(1))
+        got(cold)
 
 
 def test_another_version_is_foreign(tmp_path: Path):
     bucket = MemoryStore()
     cold = ColdBucket(bucket)
-    cold.demote(publish_sample(tmp_path, 1))
+    put(cold, publish_sample(tmp_path, 1))
     name = f"{slot_id(1)[:2]}/{slot_id(1)}.safetensors.zst"
     data = bytes(obstore.get(bucket, name).bytes()).replace(b"hearth-cold/1", b"hearth-cold/2")
     obstore.put(bucket, name, data)
     with pytest.raises(SlotForeign):
-        cold.promote(tmp_path, slot_id(1))
+        got(cold)
 
 
 def test_a_cold_directory_is_private_and_counted_in_blocks(tmp_path: Path):
     cold = ColdDirectory(tmp_path / "cold")
-    told = cold.demote(publish_sample(tmp_path, 1))
-    packed = packed_path(tmp_path, 1)
+    told = put(cold, publish_sample(tmp_path, 1))
+    packed = packed_path(tmp_path)
     assert packed.stat().st_mode & 0o777 == 0o600
     assert packed.parent.stat().st_mode & 0o777 == 0o700
     assert told.num_bytes == disk_bytes(packed)
     abandoned = packed.with_name(f".tmp-{'f' * 32}-1.1-{slot_id(1)}.safetensors.zst")
     abandoned.write_bytes(b"")
-    assert upkeep.sweep_temp(tmp_path) == 1
+    assert cold.sweep() == 1
     assert not abandoned.exists()
 
 
-def test_the_url_decides(tmp_path: Path):
-    assert isinstance(open_cold(tmp_path, None), ColdDirectory)
-    assert isinstance(open_cold(tmp_path, "memory:///"), ColdBucket)
+def test_the_url_decides():
+    assert isinstance(open_cold("memory:///"), ColdBucket)
     with pytest.raises(StoreFailed):
-        open_cold(tmp_path, "no such thing")
+        open_cold("no such thing")
 
 
-def test_a_bucket_that_fails_is_a_miss_of_ours(tmp_path: Path):
+def test_a_bucket_that_fails_is_a_failure_of_the_store(tmp_path: Path):
     path = publish_sample(tmp_path, 1)
     (tmp_path / "bucket").mkdir()
     cold = ColdBucket(LocalStore(str(tmp_path / "bucket")))
     (tmp_path / "bucket" / slot_id(1)[:2]).write_text("in the way")
     with pytest.raises(StoreFailed):
-        cold.demote(path)
+        put(cold, path)

@@ -10,7 +10,7 @@ from obstore.store import LocalStore
 from store.cold import ColdBucket
 from store.cold_gate import MAX_PAUSE_S, ColdGate, Reach
 from store.errors import ColdAway, SlotMissing
-from tests.slot_samples import publish_sample, slot_id
+from tests.slot_samples import slot_id
 
 
 def test_pauses_grow_up_to_a_bound_and_only_use_makes_them_short_again():
@@ -32,16 +32,15 @@ def folder(tmp_path: Path) -> Path:
 
 def test_nothing_is_asked_of_what_is_away_until_a_probe_is_answered(folder: Path):
     gate = ColdGate(ColdBucket(LocalStore(str(folder / "bucket"))))
-    path = publish_sample(folder, 1)
     in_the_way = folder / "bucket" / slot_id(1)[:2]
     in_the_way.write_text("no directory")
     with pytest.raises(ColdAway, match="the bucket fails"):
-        gate.demote(path)
+        gate.put(slot_id(1), [b"packed"])
     assert gate.reach.is_away
     in_the_way.unlink()
     for call in (
-        lambda: gate.demote(path),
-        lambda: gate.promote(folder, slot_id(1)),
+        lambda: gate.put(slot_id(1), [b"packed"]),
+        lambda: gate.get(slot_id(1)).__enter__(),
         lambda: gate.delete(slot_id(1)),
         lambda: list(gate.slots()),
     ):
@@ -49,13 +48,13 @@ def test_nothing_is_asked_of_what_is_away_until_a_probe_is_answered(folder: Path
             call()
     gate.probe()
     assert gate.reach == Reach(False, 1, gate.reach.why)
-    told = gate.demote(path)
+    told = gate.put(slot_id(1), [b"packed"])
     assert gate.reach == Reach()
     assert list(gate.slots()) == [told]
 
 
 def test_what_is_not_there_was_answered(folder: Path):
     gate = ColdGate(ColdBucket(LocalStore(str(folder / "bucket"))))
-    with pytest.raises(SlotMissing):
-        gate.promote(folder, slot_id(1))
+    with pytest.raises(SlotMissing), gate.get(slot_id(1)):
+        pass
     assert not gate.reach.is_away

@@ -16,19 +16,19 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from runtime.cache.maintenance import StoreLimits, expire, sweep_orphans
-from runtime.cache.owned import OpenStore
-from runtime.cache.store_opening import open_store
-from store import slots
+from runtime.cache.opened import BlockStore, Terms, open_blocks
+from runtime.cache.upkeep import keep, tidy
 from store.cold import MARK, OWNER, ColdBucket, ColdDirectory, ColdStore
+from store.cold_blocks import cold_id
 from store.cold_gate import ColdGate
 from store.cold_owner import Claim
-from store.disk import disk_bytes
-from store.errors import ColdAway, ColdForeign, StoreFull
-from store.types import DEFAULT_TTL_S, SlotRow
-from tests.slot_samples import holds, publish_sample, slot_id
+from store.errors import ColdForeign, SlotDamaged, SlotMissing, StoreFull
+from store.room import Limits
+from tests.slot_samples import slot_id
+from tests.store_samples import Said, held, say
 
-LIMITS = StoreLimits(None, 10**9, 1e9)
+BLOCK = 4
+LIMITS = Limits(10**9, 10**9, 1e9)
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -152,29 +152,43 @@ def disk(tmp_path: Path) -> Path:
     return path
 
 
-def opened(tmp_path: Path, name: str, where: Path) -> OpenStore:
-    return open_store(tmp_path / name, str(where))
+def opened(root: Path, where: Path) -> BlockStore:
+    return open_blocks(root, Terms(BLOCK, str(where), LIMITS))
 
 
-def add(store: OpenStore, number: int, age_s: float = 2 * DEFAULT_TTL_S) -> Path:
-    path = publish_sample(store.root, number)
-    used_s = store.clock.now_s() - age_s
-    store.index.insert([SlotRow(slots.read_header(path), disk_bytes(path), used_s)]).result()
-    return path
+def said(number: int) -> Said:
+    """A conversation of one block."""
+    return Said(number, BLOCK)
 
 
-def tier_of(store: OpenStore, number: int) -> str | None:
-    return dict(store.index.places()).get(slot_id(number))
+def add(store: BlockStore, number: int) -> None:
+    """A conversation that rests from now on."""
+    say(store, said(number), ttl_s=0.0)
 
 
-def tidied(store: OpenStore) -> None:
+def tier_of(store: BlockStore, number: int) -> str | None:
+    (key,) = said(number).keys(store)
+    block = store.heads.kept.blocks.get(key)
+    return block.sizes.tier if block is not None else None
+
+
+def name_of(store: BlockStore, number: int) -> str:
+    (key,) = said(number).keys(store)
+    return cold_id(key, is_state=False)
+
+
+def tidied(store: BlockStore) -> None:
     """All that a server does about its cold store by itself."""
-    list(expire(store, LIMITS))
-    list(sweep_orphans(store, lambda: False))
+    keep(store)
+    tidy(store)
+
+
+def bring(store: BlockStore, number: int) -> bool:
+    return bool(store.bring(said(number).keys(store)))
 
 
 def test_two_hearths_on_one_cold_store_leave_each_others_slots_alone(tmp_path: Path, disk: Path):
-    ours, theirs = (opened(tmp_path, name, disk / "cold") for name in "ab")
+    ours, theirs = (opened(tmp_path / name, disk / "cold") for name in "ab")
     add(ours, 1)
     add(theirs, 2)
     tidied(ours)
@@ -184,18 +198,17 @@ def test_two_hearths_on_one_cold_store_leave_each_others_slots_alone(tmp_path: P
     assert (theirs.cold.reach.is_away, theirs.cold.reach.is_foreign) == (True, True)
     assert {path for path in disk.rglob("*") if path.is_file()} == before
     assert (tier_of(ours, 1), tier_of(theirs, 2)) == ("cold", "warm")
-    assert tier_of(theirs, 1) is None
     for store in (ours, theirs):
         store.close()
 
 
 def test_a_disk_that_is_pulled_takes_nothing_with_it(tmp_path: Path, disk: Path):
     """Its mount point stays, or goes as well, or a file is there."""
-    store = opened(tmp_path, "a", disk / "cold")
+    store = opened(tmp_path / "a", disk / "cold")
     add(store, 1)
     tidied(store)
     aside = tmp_path / "aside"
-    for state in ("gone", "empty", "a file"):
+    for number, state in enumerate(("gone", "empty", "a file"), 2):
         disk.rename(aside)
         if state == "empty":
             (disk / "cold").mkdir(parents=True)
@@ -203,36 +216,31 @@ def test_a_disk_that_is_pulled_takes_nothing_with_it(tmp_path: Path, disk: Path)
             disk.mkdir()
             (disk / "cold").write_text("no directory")
         assert store.cold is not None
-        with pytest.raises(ColdAway):
-            store.fetch(slot_id(1))
-        add(store, 2)
+        assert not bring(store, 1)
+        add(store, number)
         tidied(store)
         assert store.cold.reach.is_away
-        assert (tier_of(store, 1), tier_of(store, 2)) == ("cold", "warm")
+        assert (tier_of(store, 1), tier_of(store, number)) == ("cold", "warm")
         there = [path.name for path in disk.rglob("*")] if disk.exists() else []
         assert there in ([], ["cold"])
-        again = opened_again(store, disk / "cold")
-        tidied(again)
-        assert (tier_of(again, 1), tier_of(again, 2)) == ("cold", "warm")
-        store = again
+        store.close()
+        store = opened(tmp_path / "a", disk / "cold")
+        tidied(store)
+        assert (tier_of(store, 1), tier_of(store, number)) == ("cold", "warm")
         shutil.rmtree(disk, ignore_errors=True)
+        if disk.exists():
+            disk.unlink()
         aside.rename(disk)
         assert store.cold is not None
         store.cold.probe()
         assert not store.cold.reach.is_away
-        store.drop([slot_id(2)])
-    assert store.promote(slot_id(1))
-    assert holds(slots.slot_path(store.root, slot_id(1)), 1)
+    assert bring(store, 1)
+    assert held(store, said(1)) == {*range(BLOCK)}
     store.close()
-
-
-def opened_again(store: OpenStore, where: Path) -> OpenStore:
-    store.close()
-    return open_store(store.root, str(where))
 
 
 def test_a_missing_mount_point_is_not_made(tmp_path: Path):
-    store = opened(tmp_path, "a", tmp_path / "disk" / "cold")
+    store = opened(tmp_path / "a", tmp_path / "disk" / "cold")
     add(store, 1)
     tidied(store)
     assert not (tmp_path / "disk").exists()
@@ -247,57 +255,62 @@ def test_a_missing_mount_point_is_not_made(tmp_path: Path):
 
 
 def test_a_slot_that_is_missing_there_is_not_said_to_be_damaged(tmp_path: Path, disk: Path):
-    store = opened(tmp_path, "a", disk / "cold")
+    store = opened(tmp_path / "a", disk / "cold")
     for number in (1, 2):
         add(store, number)
     tidied(store)
-    missing, damaged = (next(disk.rglob(f"{slot_id(number)}*")) for number in (1, 2))
+    missing, damaged = (next(disk.rglob(f"{name_of(store, number)}*")) for number in (1, 2))
     missing.unlink()
     damaged.write_bytes(damaged.read_bytes()[:100])
-    assert (store.fetch(slot_id(1)), store.fetch(slot_id(2))) == ("evicted", "damaged")
+    for number, error in ((1, SlotMissing), (2, SlotDamaged)):
+        with pytest.raises(error):
+            store.read_cold(*said(number).keys(store), is_state=False)
+        assert tier_of(store, number) == "missing"
     assert store.cold is not None
     assert not store.cold.reach.is_away
     store.close()
 
 
-def test_what_a_store_of_before_has_there_is_its_own(tmp_path: Path, disk: Path):
-    """Marks are newer than cold stores: slots that are known there show whose it is."""
-    store = opened(tmp_path, "a", disk / "cold")
+def test_what_a_store_without_a_mark_has_there_is_its_own(tmp_path: Path, disk: Path):
+    """Slots that are known there show whose it is, and so an empty one is not taken for it."""
+    store = opened(tmp_path / "a", disk / "cold")
     add(store, 1)
     tidied(store)
+    store.close()
     shutil.rmtree(disk / "cold" / OWNER)
-    (store.root / "cold.json").unlink()
+    (tmp_path / "a" / "cold.json").unlink()
     aside = disk.with_name("aside")
     (disk / "cold").rename(aside)
-    store = opened_again(store, disk / "cold")
+    store = opened(tmp_path / "a", disk / "cold")
+    add(store, 2)
     tidied(store)
-    assert tier_of(store, 1) == "cold"
+    assert (tier_of(store, 1), tier_of(store, 2)) == ("cold", "warm")
     assert store.cold is not None
     assert store.cold.reach.is_away
     aside.rename(disk / "cold")
     store.cold.probe()
     tidied(store)
     assert (disk / "cold" / OWNER / MARK).exists()
-    assert store.promote(slot_id(1))
+    assert bring(store, 1)
     store.close()
 
 
 def test_a_full_cold_disk_is_full_until_it_takes_something(tmp_path: Path):
     gate = ColdGate(ColdDirectory(tmp_path / "cold"), claim(tmp_path, "a"))
-    first, second = publish_sample(tmp_path, 1), publish_sample(tmp_path, 2)
-    gate.demote(first)
+    gate.put(slot_id(1), [b"one"])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
     try:
         with pytest.raises(StoreFull):
-            gate.demote(second)
+            gate.put(slot_id(2), [bytes(4096)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert (gate.reach.is_full, gate.reach.is_away) == (True, False)
-    gate.promote(tmp_path, slot_id(1))
+    with gate.get(slot_id(1)) as source:
+        assert source.read() == b"one"
     gate.probe()
     assert gate.reach.is_full
-    gate.demote(second)
+    gate.put(slot_id(2), [bytes(4096)])
     assert not gate.reach.is_full

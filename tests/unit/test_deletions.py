@@ -7,16 +7,12 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from msgspec import structs
 
 from runtime.cache.deletion_log import DeletionLog
-from runtime.kv.deletions import Deletions, Recognised, goes_through, may_go_through
-from runtime.slot_events import Forget
-from store.block_names import HashChain
+from runtime.kv.deletions import Deletions, Recognised
+from runtime.kv_messages import Forget
 from store.keyed_names import Asker, Chain, Whom, conversation_key
 from store.turns import unnamed_folder
-from store.types import SlotHeader
-from tests.slot_samples import sample
 
 SECRET = b"secret"
 ANYBODY = Asker("m")
@@ -96,66 +92,6 @@ def test_what_is_short_is_known_by_half_of_it():
     assert means_chain([*range(10), 50], of)
     assert means_chain([*range(6), 50, 51, 52], of)
     assert not means_chain([*range(2), 50, 51, 52], of)
-
-
-def test_a_run_is_a_chains_if_one_of_both_goes_on_from_the_other():
-    of = chain()
-    assert goes_through(of, TALK[:140])
-    assert goes_through(of, TALK)
-    assert goes_through(of, [*TALK, 1, 2])
-    assert not goes_through(of, [*SYSTEM]), "others have that"
-    assert not goes_through(of, [*TALK[:150], *range(300, 400)]), "a branch"
-
-
-NAMES = HashChain(SECRET, b"m" * 32, block_size=16)
-
-
-def slot(ids: Sequence[int], start: int, *, tenant: str = "") -> SlotHeader:
-    """One that has these tokens from `start` on."""
-    root = NAMES.root_of(tenant)
-    hashes = NAMES.block_hashes(ids, root=root)
-
-    def end_hash(end: int) -> bytes:
-        begun = end - end % 16
-        above = hashes[begun // 16 - 1] if begun else root or NAMES.root
-        return NAMES.end_hash(above, ids[begun:end])
-
-    header, *_ = sample(1)
-    return structs.replace(
-        header,
-        start=start,
-        end=len(ids),
-        start_hash=end_hash(start) if start else b"",
-        block_size=16,
-        block_hashes=tuple(hashes[start // 16 :]),
-        end_hash=end_hash(len(ids)),
-        root=root,
-    )
-
-
-@pytest.mark.parametrize(
-    ("header", "may"),
-    [
-        (slot(TALK, 0), True),
-        (slot([*TALK[:-1], 7], 0), True),
-        (slot(TALK, 150), True),
-        (slot([*TALK, *range(40)], 192), True),
-        (slot([*TALK, *range(40)], 200), True),
-        (slot([1, 2, 3], 0), True),
-        (slot([*TALK[:105], 7], 104), True),
-        (slot(SYSTEM, 0), False),
-        (slot([*TALK[:150], *range(300, 400)], 0), False),
-        (slot([*TALK[:150], *range(300, 400)], 160), False),
-        (slot([*SYSTEM, *range(300, 400)], 100), False),
-        (slot(range(300, 600), 0), False),
-        (slot(TALK, 0, tenant="other"), False),
-    ],
-)
-def test_a_slot_is_not_of_a_chain_where_its_hashes_say_so(header: SlotHeader, may: bool):
-    of = chain(root=b"")
-    if header.end == 3:  # shorter than what the others have of the chain
-        of = chain(root=b"", num_shared=0)
-    assert may_go_through(Forget(1, Whom(model="m", chain=of), SECRET), header) == may
 
 
 def test_only_what_something_in_flight_came_before_is_remembered():

@@ -21,7 +21,8 @@ from runtime.config.limits import GenerateLimits, LimitSettings
 from runtime.config.reference import GROUPS, LIMITED, LIMITS, MODEL, PROMPT_RULES, SETTINGS
 from runtime.config.settings import ModelSettings, PromptSwitches, Settings, load_settings
 from runtime.embedded import HEARTH_TINY
-from store.slot_file import unpack_front
+from store.kv_file import unpack_front
+from store.slots import SLOT
 from tests.documents import PAGES, ROOT, anchors, blocks, inline_code, links
 
 OTHERS_VARIABLES = {"HEARTH_CONFIG", "HEARTH_API_KEY"}
@@ -121,16 +122,16 @@ def test_shipped_recipes_can_be_read(name: str) -> None:
 
 def test_the_slot_in_the_pages_is_one() -> None:
     page = ROOT / "docs" / "slot-format.md"
-    (front, payload) = (one.text.strip() for one in blocks("json", "hex") if one.page == page)
+    (text, payload) = (one.text.strip() for one in blocks("json", "hex") if one.page == page)
     data = bytes.fromhex(payload)
-    json = front.encode()
+    json = text.encode()
     json += b" " * (-(8 + len(json)) % 64)
     start = len(json).to_bytes(8, "little") + json
-    slot = unpack_front(start, len(start) + len(data))
-    assert slot.header.num_tokens == 2
-    tokens, *slices = (data[tensor.start : tensor.end] for tensor in slot.tensors)
-    assert slot.checksums.tokens == (xxh3_128_hexdigest(tokens),)
-    assert slot.checksums.blocks == (xxh3_128_hexdigest(b"".join(slices)),)
+    front = unpack_front(SLOT, start)
+    assert front.file_bytes == len(start) + len(data)
+    tensors = [data[one.start : one.end] for one in front.entries]
+    assert front.checksums == tuple(map(xxh3_128_hexdigest, tensors))
+    assert [one.shape for one in front.entries] == [(2,), (2, 1, 2), (2, 1, 2)]
 
 
 def test_figures_of_the_first_screen_are_those_of_the_report() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from store.blocks.head_file import KEPT, HeadFile, KnownHead, Owner
-from store.blocks.heads import Published
+from store.head_file import KEPT, HeadFile, KnownHead, Owner
+from store.heads import Published
 from tests.unit.test_room import BLOCK, MODEL, Store, head_of, keys_of, tokens_of
 
 OWNER = Owner(b"asked", b"s", b"")

@@ -15,13 +15,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from runtime.kv import reader
 from runtime.kv.block_memory import BlockMemory
 from runtime.kv.pack import RunKv
-from runtime.kv_messages import Drop
-from store.block_names import num_common
-from tests.kv_worker import BLOCK, PLAIN, STATEFUL, KvWorker, Request, names_of
-
-Make = Callable[[], list[Any]]
+from runtime.kv_messages import Drop, Recall
+from store.block_names import num_common, pack_ids
+from store.heads import Whom
+from store.keyed_names import conversation_key
+from tests.kv_worker import BLOCK, PLAIN, SECRET, STATEFUL, KvWorker, Request, names_of
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -74,6 +76,14 @@ def test_with_states_a_branch_takes_up_the_last_one_before_it(workers: Any, root
         again = workers(STATEFUL, root)
         branch = again.ask([*range(7), 60, 61], [102], "u")
         assert (branch.num_reused, branch.cursor.use.reason) == (4, "first_seen")
+
+
+def test_a_state_that_is_in_memory_is_not_read(workers: Any, tmp_path: Path):
+    worker = workers(STATEFUL, tmp_path)
+    worker.ask(range(10), [100], "s", boundaries=(4,))
+    worker.settle()
+    use = worker.ask([*range(5), 50, 51], [102], "t").cursor.use
+    assert (use.num_tokens, use.tier) == (4, "hot")
 
 
 def test_after_a_restart_everything_is_taken_up(workers: Any, tmp_path: Path):
@@ -141,6 +151,43 @@ def test_a_deletion_takes_nothing_from_who_goes_on_from_it_meanwhile(
     if root is not None:
         again = workers(PLAIN, root)
         assert again.ask([*said, 60, 62], [63], "stays").num_reused == 13
+
+
+def test_a_stop_right_after_a_deletion_takes_nothing_from_who_shared_it(
+    workers: Any, tmp_path: Path
+):
+    for number in range(10):
+        root = tmp_path / str(number)
+        worker = workers(PLAIN, root)
+        gone = worker.ask(range(4), [100], "goes").token_ids
+        branch = Request(worker, [*range(4), 50, 51], [52], "stays")
+        late = Request(worker, [*gone, 60, 61], [62], "goes")
+        worker.delete("goes")
+        said = branch.finish().token_ids
+        late.finish()
+        worker.close()
+        again = workers(PLAIN, root)
+        assert again.ask([*said, 70], [71], "stays").num_reused == len(said)
+
+
+def test_what_is_deleted_while_it_is_brought_back_is_not_taken_in(workers: Any, tmp_path: Path):
+    worker = workers(PLAIN, tmp_path)
+    said = worker.ask(range(10), [100], "goes").token_ids
+    worker.close()
+    worker = workers(PLAIN, tmp_path)
+    worker.tiers.hear(Recall(pack_ids(said), b"", is_wanted=True))
+    worker.tiers.set_idle(is_idle=True)
+    while not isinstance(found := worker.inbox.get(timeout=PATIENCE_S), reader.OnDisk):
+        pass
+    worker.handle(found)  # from here on its files are being read
+    read = worker.inbox.get(timeout=PATIENCE_S)
+    assert isinstance(read, reader.FilesRead)
+    assert worker.heads is not None
+    gone = worker.heads.delete(Whom(session=conversation_key(SECRET, "goes")))
+    worker.tiers.hear(Drop(number=1, names=tuple(one.name for one in gone)))
+    worker.handle(read)
+    worker.settle()
+    assert not len(worker.tiers.memory)
 
 
 def test_nothing_of_what_was_deleted_stays_in_idle_caches(workers: Any, root: Path | None):

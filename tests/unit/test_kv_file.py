@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from store.blocks.kv_file import Tensor, kind_of, open_file, size_of, write
 from store.errors import SlotDamaged, SlotForeign, SlotMissing
+from store.kv_file import Tensor, kind_of, open_file, size_of, write
+from store.slots import BlockKey, SlotAbout, Slots
 
 KIND = "hearth-slot/3"
 ABOUT = b'{"name":"\xc3\xa9 \\" {","n":[1,2]}'
@@ -102,3 +103,12 @@ def test_bytes_of_strangers_are_damage_and_nothing_else(tmp_path: Path, content:
         path.write_bytes(one)
         with pytest.raises(SlotDamaged):
             read_all(path)
+
+
+def test_an_empty_file_in_the_place_of_a_slot_is_written_again(tmp_path: Path):
+    slots, key = Slots(tmp_path), BlockKey(b"m" * 16, b"n" * 16)
+    slots.path(key).parent.mkdir()
+    slots.path(key).touch()
+    assert slots.put(SlotAbout(*key), [1, 2], [])
+    assert slots.read(key, [1, 2]) is not None
+    assert slots.put(SlotAbout(*key), [1, 2], []) is None

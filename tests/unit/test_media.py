@@ -10,7 +10,6 @@ from runtime.kv.media import (
     identity_ids,
     located,
     model_ids,
-    overlapping,
     place_media,
     rope_delta,
     rope_positions,
@@ -74,13 +73,10 @@ def test_pictures_are_located_again_in_identity_ids():
     assert located([1, 2], [CAT]) is None
 
 
-def test_what_a_cut_divides_and_what_a_piece_holds():
+def test_what_a_cut_divides():
     spans = place_media(TEXT, PAD, [CAT, DOG], []).spans
     assert [around(spans, at) for at in (2, 8, 9, 15)] == [None] * 4
     assert [around(spans, at) for at in (3, 7)] == [spans[0]] * 2
-    assert overlapping(spans, 0, 2) == ()
-    assert overlapping(spans, 7, 10) == spans
-    assert overlapping(spans, 8, 9) == ()
 
 
 def test_positions_count_on_after_the_largest_of_a_picture():

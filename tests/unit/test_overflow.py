@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from runtime.errors import ContextTooLong, SummaryWanted
 from runtime.kv.deletions import Deletions
+from runtime.kv_messages import Forget
 from runtime.prompt.compaction import summary_message
 from runtime.prompt.overflow import DROPPED, most_tokens, num_dropped, turn_starts
-from runtime.slot_events import Forget
 from runtime.types import (
     CacheParams,
     ChatPrompt,

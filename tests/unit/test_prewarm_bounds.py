@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import Overloaded
 from runtime.prewarm.prewarm import Prewarm
-from runtime.prewarm.task import PrewarmTask
 from runtime.supervisor.lifecycle import Transition
 from runtime.supervisor.supervisor import Supervisor
-from runtime.types import CacheParams, ChatPrompt, GenerateRequest, Message, Usage
-from store.keyed_names import Whom
+from runtime.types import ChatPrompt, GenerateRequest, Message
 from tests.asking import supervising_with_store
 from tests.model_folders import make_model
 from tests.waiting import until
@@ -96,24 +93,3 @@ async def test_of_what_is_over_the_prompt_is_forgotten(desk: Desk):
     await desk.prewarm.cancel(warming.id)
     assert warming.request.prompt == ChatPrompt(())
     assert desk.prewarm.find(warming.id) is warming
-
-
-async def test_what_made_way_is_not_warmed_again_once_its_conversation_is_deleted(desk: Desk):
-    user = Message(role="user", text="Good morning.")
-    prompt = ChatPrompt((Message(role="system", text=SYSTEM), user))
-    cache = CacheParams(session_id="boats")
-    asked = msgspec.structs.replace(request(), prompt=prompt, cache=cache)
-    for _ in range(2):
-        desk.prewarm.watch(asked)(Usage(num_prompt_tokens=1))
-    await desk.prewarm.sweep()
-    await desk.come_up(1)
-
-    def learned() -> list[PrewarmTask]:
-        return [one for one in desk.prewarm._known if one.source == "learned"]
-
-    await until(lambda: [one.state for one in learned()] == ["waiting"], "it made way")
-    (warming,) = learned()
-    desk.prewarm.forget(Whom(session_id="somebody else's"))
-    assert warming.is_open
-    desk.prewarm.forget(Whom(session_id="boats"))
-    assert (warming.state, warming.request.prompt) == ("cancelled", ChatPrompt(()))

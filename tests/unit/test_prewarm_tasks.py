@@ -69,7 +69,7 @@ def test_it_takes_no_room_of_what_clients_ask_for() -> None:
 def test_a_model_that_comes_up_anew_wants_its_own_anew_and_nothing_foreseen() -> None:
     tasks = TaskTable()
     foreseen = tasks.add(request(), "compaction", now_s=0.0)
-    learned = tasks.add(request(), "learned", now_s=0.0)
+    configured = tasks.add(request(), "config", now_s=0.0)
     tasks.take_back("m")
     assert list(tasks) == [foreseen]
-    assert learned.state == "cancelled"
+    assert configured.state == "cancelled"

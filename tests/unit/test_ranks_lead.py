@@ -1,55 +1,40 @@
-"""What rank 0 tells the other ranks, and asks of them."""
+"""What rank 0 asks of the other ranks."""
 
 from __future__ import annotations
 
 import queue
 import threading
 
-from runtime.kv.writer import Packed
-from runtime.worker.distributed.leader import Leader
-from runtime.worker.distributed.records import Give, HasRead, Loaded, Record
+from runtime.worker.distributed.questions import Questions
+from runtime.worker.distributed.records import Answer, HaveAny, Question
 
 NUM_WRITERS = 4
-NUM_RUNS = 10
-LINK_S = 0.002
+NUM_QUESTIONS = 10
+NUM_OTHERS = 2
 
 
-class Others:
-    """One other rank at the end of a link, which answers in the order in which it is asked."""
+def test_threads_that_ask_at_once_each_get_the_answers_to_their_own_question():
+    asked: queue.SimpleQueue[Question] = queue.SimpleQueue()
+    questions = Questions(asked.put, NUM_OTHERS)
+    given: dict[bytes, list[bytes]] = {}
 
-    def __init__(self) -> None:
-        self._answers: queue.SimpleQueue[Packed] = queue.SimpleQueue()
-        self._link = threading.Event()
-
-    def send(self, record: Record) -> None:
-        assert isinstance(record, Give)
-        self._answers.put(Packed(f"of run {record.run}", []))
-        self._link.wait(LINK_S)
-
-    def given(self) -> list[Packed]:
-        return [self._answers.get()]
-
-    def loaded(self) -> list[Loaded]:
-        return []
-
-    def has_read(self) -> list[HasRead]:
-        return []
-
-
-def test_writers_that_ask_at_once_each_get_the_parts_of_their_own_run():
-    lead = Leader(Others())
-    given: dict[int, str] = {}
-
-    def write(first: int) -> None:
-        for run in range(first, first + NUM_RUNS):
-            [part] = lead.given(Give(run=run, has_state=False))
-            given[run] = part.layout
+    def ask(first: int) -> None:
+        names = [b"%d" % number for number in range(first, first + NUM_QUESTIONS)]
+        waiting = [questions.ask(HaveAny(ask=0, model=name)) for name in names]
+        for name, wait in zip(names, waiting, strict=True):
+            given[name] = [one.found for one in wait()]
 
     writers = [
-        threading.Thread(target=write, args=(number * NUM_RUNS,)) for number in range(NUM_WRITERS)
+        threading.Thread(target=ask, args=(number * NUM_QUESTIONS,))
+        for number in range(NUM_WRITERS)
     ]
     for writer in writers:
         writer.start()
+    every = [asked.get() for _ in range(NUM_WRITERS * NUM_QUESTIONS)]
+    for question in reversed(every):
+        assert isinstance(question, HaveAny)
+        for rank in (2, 1):
+            questions.hear(rank, Answer(ask=question.ask, found=b"%d " % rank + question.model))
     for writer in writers:
         writer.join()
-    assert given == {run: f"of run {run}" for run in range(NUM_WRITERS * NUM_RUNS)}
+    assert given == {b"%d" % n: [b"1 %d" % n, b"2 %d" % n] for n in range(len(every))}

@@ -8,29 +8,26 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from msgspec.structs import replace
 
-from migrations.run import downgrade_kv, upgrade_kv
+from migrations.run import upgrade
 from store.block_names import HashChain
-from store.blocks.cold_blocks import ColdBlocks, cold_id
-from store.blocks.head_file import KEPT, Head, HeadFile, KnownHead, Owner, Turn, write_head
-from store.blocks.heads import BlockFile, Heads, Published, TurnedAway, Whom
-from store.blocks.index import Change, Index
-from store.blocks.kv_file import Tensor
-from store.blocks.room import MAX_STATES, Limits, Room, file_bytes
-from store.blocks.slots import BlockKey, SlotAbout, Slots
-from store.blocks.tables import KvTable
-from store.blocks.tree import Block
 from store.cold import ColdDirectory, ColdSlot
+from store.cold_blocks import ColdBlocks, cold_id
 from store.database import Database
-from store.disk import bytes_below
 from store.errors import ColdAway, SlotMissing, StoreFailed
-from store.file_kinds import KV
+from store.file_kinds import INDEX
+from store.head_file import KEPT, Head, HeadFile, KnownHead, Owner, Turn, read_end, write_head
+from store.heads import BlockFile, Heads, Published, TurnedAway, Whom
+from store.index import Change, Index
+from store.kv_file import Tensor
 from store.opening import open_database
+from store.room import MAX_STATES, Limits, Room, Surroundings, file_bytes
+from store.slots import BlockKey, SlotAbout, Slots
+from store.tree import Block
 from store.types import Instant
 from store.upkeep import DiskRoom
+from tests.disk_observer import bytes_at_once
 
 BLOCK = 4
 MODEL = b"m" * 16
@@ -77,7 +74,7 @@ class Store:
     def open(self) -> None:
         self.close()
         read = lambda: Instant(self.seconds, self.seconds, "boot")  # noqa: E731
-        self.database = open_database(self.root / "index", upgrade_kv, kind=KV, read=read)
+        self.database = open_database(self.root / "index", upgrade, kind=INDEX, read=read)
         self.slots = Slots(self.root / "slots")
         self.index = Index(self.database)
         now_s = self.database.clock.now_s
@@ -86,8 +83,7 @@ class Store:
         self.room = Room(
             self.heads,
             self.limits,
-            lambda: self.disk,
-            lambda: 0,
+            Surroundings(lambda: self.disk, lambda: 0),
             lambda: self.seconds,
             self.cold_blocks,
         )
@@ -105,6 +101,8 @@ class Store:
         ttl_s: float | None = None,
         is_pinned: bool = False,
         with_states: bool = False,
+        end_bytes: int = 0,
+        age_s: float = 0.0,
     ) -> KnownHead:
         keys = keys_of(tokens)
         for number, key in enumerate(keys):
@@ -115,8 +113,9 @@ class Store:
                 self.slots.put_state(about, [kv])
         head = head_of(tokens, session, before, ttl_s, is_pinned=is_pinned)
         staged = self.heads.staging_path()
-        write_head(staged, head, tokens)
-        published = self.heads.publish(staged, self.heads.number)
+        end = [Tensor("kv", "U8", (end_bytes,), bytes(end_bytes))] if end_bytes else []
+        write_head(staged, replace(head, layout="end" if end else ""), tokens, end)
+        published = self.heads.publish(staged, self.heads.number, age_s=age_s)
         assert isinstance(published, Published)
         return published.known
 
@@ -170,18 +169,6 @@ def with_cold(tmp_path: Path) -> Iterator[tuple[Store, Cold]]:
     made.close()
 
 
-def test_the_migration_makes_what_the_tables_say():
-    engine = create_engine("sqlite://")
-    with engine.begin() as connection:
-        upgrade_kv(connection)
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, KvTable.metadata) == []
-        downgrade_kv(connection, 0)
-
-
-# The index
-
-
 def test_a_start_reads_no_head_that_the_rows_know(store: Store, monkeypatch: pytest.MonkeyPatch):
     first, second = store.turn(tokens_of(1, 3)), store.turn(tokens_of(2, 2), b"t")
     store.index.flush()
@@ -191,7 +178,7 @@ def test_a_start_reads_no_head_that_the_rows_know(store: Store, monkeypatch: pyt
         read.append(path)
         raise SlotMissing("it is not to be read")
 
-    monkeypatch.setattr("store.blocks.heads.read_head", unread)
+    monkeypatch.setattr("store.heads.read_head", unread)
     store.open()
     assert not read
     assert store.heads.known == {first.head.id: first, second.head.id: second}
@@ -284,7 +271,6 @@ def test_a_head_in_memory_has_no_file_and_no_row(store: Store):
     store.index.flush()
     assert store.index.load() == ([], {})
     assert list(store.heads.read(published.known.head.id).token_ids) == tokens
-    assert store.heads.with_turn(b"turn 12") is not None
     assert {*store.heads.delete(Whom(session=b"s"))} == {*keys_of(tokens)}
 
 
@@ -344,11 +330,21 @@ def test_heads_expire_by_the_clock_that_nobody_sets(store: Store):
     assert len(store.heads.known) == 3
 
 
+def test_who_goes_on_from_more_than_his_last_turn_has_one_conversation(store: Store):
+    """Others may have said what comes next; they keep what is theirs."""
+    tokens = [*tokens_of(1, 3), 7]
+    others = [store.turn(tokens[:5], b"other"), store.turn([*tokens[:5], 99], b"")]
+    store.turn(tokens[:5], b"")
+    last = store.turn(tokens, b"")
+    assert {*store.heads.known} == {one.head.id for one in (*others, last)}
+
+
 # Room
 
 
 def test_a_worker_is_given_what_the_cap_leaves(store: Store):
-    store.room = Room(store.heads, Limits(100_000), lambda: store.disk, lambda: 40_000, lambda: 0.0)
+    around = Surroundings(lambda: store.disk, lambda: 40_000)
+    store.room = Room(store.heads, Limits(100_000), around, lambda: 0.0)
     assert store.room.allow("a", 50_000) == 50_000
     assert store.room.allow("b", 50_000) == 10_000
     store.room.settle("a", 20_000)
@@ -370,8 +366,12 @@ def test_so_much_is_written_a_day(store: Store):
     store.limits = Limits(1 << 40, day_bytes=10_000)
     store.open()
     store.seconds = 10 * DAY_S + 5
-    assert store.room.allow("a", 10_000) == 10_000
+    assert store.room.allow("a", 1 << 20) == 10_000
+    assert store.room.allow("b", 1) == 0
     store.room.settle("a", 10_000)
+    assert store.room.allow("a", 1) == 0
+    assert store.room.allow("a", 5000, is_pinned=True) == 5000
+    store.room.settle("a", 5000)
     assert store.room.allow("a", 1) == 0
     store.seconds += DAY_S
     assert store.room.allow("a", 1) == 1
@@ -391,7 +391,38 @@ def test_what_is_worth_least_makes_way_from_its_end(store: Store):
     assert (store.there(old), store.there(new)) == ([], [])
     assert store.there(pinned) == [0, 1, 2, 3]
     assert len(store.heads.known) == 3
-    assert store.room.used_bytes() == bytes_below(store.root / "slots", store.root / "heads")
+    assert store.room.used_bytes() == sum(
+        bytes_at_once(store.root / one) for one in ("slots", "heads")
+    )
+
+
+def test_what_is_behind_the_last_block_makes_way_before_that(store: Store):
+    old, new, pinned = ([*tokens_of(n, 2), n] for n in (1, 2, 3))
+    ends = {
+        name: store.turn(tokens, name, end_bytes=50_000, is_pinned=name == b"pinned").head.id
+        for name, tokens in ((b"pinned", pinned), (b"old", old))
+    }
+    store.seconds += 3600
+    ends[b"new"] = store.turn(new, b"new", end_bytes=50_000).head.id
+
+    def with_end() -> list[bytes]:
+        paths = {name: store.heads.known[one].path for name, one in ends.items()}
+        return [name for name, path in paths.items() if path and read_end(path)]
+
+    assert [store.heads.known[one].end_bytes // 1000 for one in ends.values()] == [50, 50, 50]
+    store.room._limits = Limits(store.room.used_bytes())
+    assert store.room.allow("a", 40_000) == 40_000
+    assert with_end() == [b"pinned", b"new"]
+    assert store.there(old) == [0, 1]
+    assert [*store.heads.read(ends[b"old"]).token_ids] == old
+    assert store.room.allow("a", 1 << 30) < 1 << 30
+    assert with_end() == [b"pinned"]
+    assert (store.there(old), store.there(new), store.there(pinned)) == ([], [], [0, 1])
+    assert store.room.used_bytes() == sum(
+        bytes_at_once(store.root / one) for one in ("slots", "heads")
+    )
+    store.open()
+    assert [store.heads.known[one].end_bytes // 1000 for one in ends.values()] == [50, 0, 0]
 
 
 def test_states_go_before_their_slots_and_are_thinned(store: Store):
@@ -407,7 +438,9 @@ def test_states_go_before_their_slots_and_are_thinned(store: Store):
     store.room.allow("a", 4096)
     assert sum(store.slots.has_state(key) for key in keys_of(tokens)) < MAX_STATES
     assert store.there(tokens) == list(range(30))
-    assert store.room.used_bytes() == bytes_below(store.root / "slots", store.root / "heads")
+    assert store.room.used_bytes() == sum(
+        bytes_at_once(store.root / one) for one in ("slots", "heads")
+    )
 
 
 def test_states_at_pinned_ends_stay(store: Store):
@@ -415,8 +448,8 @@ def test_states_at_pinned_ends_stay(store: Store):
     store.turn(tokens[: 4 * BLOCK], b"pinned", is_pinned=True)
     store.room.settle("a", 0, store.turn(tokens, with_states=True))
     states = [n for n, key in enumerate(keys_of(tokens)) if store.slots.has_state(key)]
-    assert len(states) == MAX_STATES + 1
-    assert 3 in states
+    assert len(states) == 4 + MAX_STATES
+    assert states[:4] == [0, 1, 2, 3], "the other one begins with these, too"
 
 
 def test_what_a_dead_worker_left_is_counted_until_it_goes(store: Store):
@@ -487,7 +520,7 @@ def test_without_its_index_a_store_looks_into_the_cold_store(with_cold: tuple[St
     cold.put("ab" * 16, [b"of nobody"])
     store.open()
     assert store.tiers(tokens) == ["missing"] * 3
-    store.cold_blocks.compare()  # pyright: ignore[reportOptionalMemberAccess]
+    store.room.keep()
     assert store.tiers(tokens) == ["cold"] * 3
     assert len([*cold.slots()]) == 6
     assert store.room.bring(keys_of(tokens)) == keys_of(tokens)
@@ -634,3 +667,37 @@ def test_what_has_no_room_is_known_before_anything_leaves(tmp_path: Path):
     store.room.finish("import")
     assert store.room.spare_bytes() == most_bytes
     store.close()
+
+
+def test_what_is_published_late_was_used_when_its_turn_ended(store: Store):
+    store.seconds += 1000
+    newest, older = tokens_of(1, 4), tokens_of(2, 4)
+    assert store.turn(newest, b"newest", age_s=1).last_used_s == store.heads.now_s() - 1
+    store.turn(older, b"older", age_s=9)
+    store.room._limits = Limits(store.room.used_bytes())
+    store.room.allow("a", 2 * 4096)
+    assert (store.there(newest), len(store.there(older)) < 4) == ([0, 1, 2, 3], True)
+
+
+def test_nothing_makes_way_for_what_was_computed_before_it_was_used(store: Store):
+    store.seconds += 1000
+    newest, older = tokens_of(1, 4), tokens_of(2, 4)
+    store.turn(newest, b"newest", age_s=1)
+    store.turn(older, b"older", age_s=9)
+    store.room._limits = Limits(store.room.used_bytes())
+    assert store.room.allow("a", 4096, age_s=10) == 0
+    assert store.room.allow("a", 1 << 30, age_s=5) < 1 << 30
+    assert (store.there(newest), store.there(older)) == ([0, 1, 2, 3], [])
+
+
+def test_a_head_that_is_written_again_with_its_end_was_not_used_again(store: Store):
+    tokens = tokens_of(1, 2)
+    first = store.turn(tokens)
+    store.seconds += 100
+    again = store.turn(tokens, before=first, end_bytes=50_000, age_s=100)
+    assert (again.last_used_s, again.hits) == (first.last_used_s, first.hits)
+    assert [*store.heads.known] == [again.head.id]
+    store.seconds += 100
+    used = store.turn([*tokens, 7], before=again)
+    assert used.last_used_s == first.last_used_s + 200
+    assert used.hits > again.hits

@@ -1,7 +1,7 @@
 """What the next engine step does: whose slice, how long, and decode in between."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from hypothesis import given
@@ -686,7 +686,7 @@ def test_a_prompt_that_is_scored_or_shows_a_picture_or_is_read_is_computed_alone
     seeing.image_batch = ImageBatch(spans=(MediaSpan(start=2, end=9, digest=b"x"),))
     scheduler.add(seeing)
     reading = new_group(40, name="reading")
-    reading.cursor.waiting.add(cast("Any", object()))
+    reading.cursor.awaits.add(b"name")
     scheduler.add(reading)
     assert together(scheduler) == ["0", "1"]
 

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from typing_extensions import override
 
-from runtime.slot_events import AllSlotsTold, Attach, SliceLearned
+from runtime.kv_messages import Brought, Opened, SliceLearned
 from runtime.worker.arrivals import Arrival, Quit
 from runtime.worker.row_memory import RowFootprint
 from runtime.worker.scheduler import Scheduler
@@ -17,7 +17,7 @@ from runtime.worker.slices import SPAN_TOKENS
 from tests.kv_sessions import Session
 
 HERE = "this device"
-UNKNOWN, NEWS = Attach(b"m", b"s"), AllSlotsTold()
+UNKNOWN, NEWS = Opened(b"m", b"s"), Brought(names=(), asked=())
 
 
 class Counted:
@@ -106,11 +106,11 @@ def test_whoever_comes_is_given_at_once_and_the_pass_begins_again_in_empty_cache
     assert bench.model.slices[3:5] == [(0, 256), (256, 256)]
 
 
-@pytest.mark.parametrize("attach", [None, Attach(b"m", b"s", 512, HERE)])
-def test_nothing_is_timed_before_the_store_is_known_or_when_it_knows(attach: Attach | None):
+@pytest.mark.parametrize("opened", [None, Opened(b"m", b"s", 512, HERE)])
+def test_nothing_is_timed_before_the_store_is_known_or_when_it_knows(opened: Opened | None):
     bench = Bench()
-    if attach is not None:
-        bench.learner.heed(attach, is_idle=True)
+    if opened is not None:
+        bench.learner.heed(opened, is_idle=True)
     assert bench.times_nothing()
 
 
@@ -129,19 +129,19 @@ def test_nothing_is_timed_for_short_prompts_slow_devices_or_without_memory():
 
 
 @pytest.mark.parametrize(
-    ("attach", "is_idle", "size"),
+    ("opened", "is_idle", "size"),
     [
-        (Attach(b"m", b"s", 512, HERE), True, 512),
-        (Attach(b"m", b"s", 512, HERE), False, 256),
-        (Attach(b"m", b"s", 512, "another device"), True, 256),
+        (Opened(b"m", b"s", 512, HERE), True, 512),
+        (Opened(b"m", b"s", 512, HERE), False, 256),
+        (Opened(b"m", b"s", 512, "another device"), True, 256),
         (UNKNOWN, True, 256),
     ],
 )
 def test_what_this_device_learned_before_is_used_unless_a_prompt_is_begun(
-    attach: Attach, is_idle: bool, size: int
+    opened: Opened, is_idle: bool, size: int
 ):
     bench = Bench()
-    bench.learner.heed(attach, is_idle=is_idle)
+    bench.learner.heed(opened, is_idle=is_idle)
     assert bench.scheduler.max_slice == size
 
 

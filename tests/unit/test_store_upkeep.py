@@ -1,4 +1,4 @@
-"""Directories, abandoned files, quarantine and ballast of a store."""
+"""Abandoned files, ballast, and what was put aside of a store."""
 
 import os
 import stat
@@ -8,56 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from store import slots, temp_names, upkeep
-from store.errors import StoreFailed
-from tests.slot_samples import holds, publish_sample, slot_id, stage_sample
+from store import temp_names, upkeep
+from tests.slot_samples import slot_id
 
-
-def test_prepare_makes_private_directories_once(tmp_path: Path):
-    root = tmp_path / "store"
-    upkeep.prepare(root)
-    path = publish_sample(root, 1)
-    upkeep.prepare(root)
-    assert holds(path, 1)
-    directories = [root, *(one for one in root.rglob("*") if one.is_dir())]
-    assert len(directories) == 1 + 2 + 256
-    assert {stat.S_IMODE(one.stat().st_mode) for one in directories} == {0o700}
-
-
-def test_an_open_store_is_made_private(tmp_path: Path):
-    tmp_path.chmod(0o755)
-    upkeep.prepare(tmp_path)
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
-
-
-def test_a_file_in_the_way_is_an_error(tmp_path: Path):
-    (tmp_path / "slots").write_text("")
-    with pytest.raises(StoreFailed):
-        upkeep.prepare(tmp_path)
-
-
-def test_slot_files_are_those_with_the_name_of_one_in_its_place(tmp_path: Path):
-    path = publish_sample(tmp_path, 1)
-    stage_sample(tmp_path, 2)
-    (path.parent / "notes.txt").write_text("")
-    (path.parent / ("f" * 32 + ".safetensors")).write_text("")
-    (path.parent / path.stem).write_text("")
-    assert list(upkeep.slot_files(tmp_path)) == [path]
-
-
-def test_only_files_of_the_dead_are_swept(tmp_path: Path):
-    living = stage_sample(tmp_path, 1).path
-    program = "from tests.slot_samples import *; import sys; stage_sample(Path(sys.argv[1]), 2)"
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
-    published = publish_sample(tmp_path, 3)
-    assert len(list(tmp_path.rglob(".tmp-*"))) == 2
-    assert upkeep.sweep_temp(tmp_path) == 1
-    assert living.exists()
-    assert published.exists()
-    assert upkeep.sweep_temp(tmp_path) == 0
-
-
-TEXTS = ("turns/model/u-conversation/key-turn.turn", "prefixes/model/prefix.name")
+TEXTS = ("turns/model/u-conversation/key-turn.turn",)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -95,46 +49,18 @@ def test_an_owner_is_known_by_boot_number_and_start():
     assert not temp_names.is_abandoned(f"{slot_id(1)}.safetensors")
 
 
-def test_quarantine_moves_a_file_out_of_sight(tmp_path: Path):
-    path = publish_sample(tmp_path, 1)
-    moved = upkeep.quarantine(tmp_path, path)
-    assert moved.parent == tmp_path / "quarantine"
-    assert not path.exists()
-    assert not list(upkeep.slot_files(tmp_path))
-    with pytest.raises(StoreFailed):
-        upkeep.quarantine(tmp_path, path)
-
-
-def test_what_is_no_file_can_be_quarantined_and_removed(tmp_path: Path):
-    upkeep.prepare(tmp_path)
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "kept").write_text("")
-    for number, make in enumerate((os.mkfifo, lambda path: path.symlink_to(target), Path.mkdir)):
-        path = slots.slot_path(tmp_path, slot_id(number))
-        make(path)
-        upkeep.quarantine(tmp_path, path)
-    assert upkeep.trim_quarantine(tmp_path, max_bytes=0) == 3
-    assert not list((tmp_path / "quarantine").iterdir())
-    assert (target / "kept").exists()
-
-
-def test_the_oldest_leave_the_quarantine_first(tmp_path: Path):
-    for number in range(4):
-        upkeep.quarantine(tmp_path, publish_sample(tmp_path, number))
-    kept = sorted((tmp_path / "quarantine").iterdir())
-    room = sum(path.stat().st_blocks * 512 for path in kept[2:])
-    assert upkeep.trim_quarantine(tmp_path, max_bytes=room) == 2
-    assert sorted((tmp_path / "quarantine").iterdir()) == kept[2:]
-
-
-def test_what_is_said_to_be_old_leaves_the_quarantine(tmp_path: Path):
-    for number in (1, 2):
-        upkeep.quarantine(tmp_path, publish_sample(tmp_path, number))
-    old, young = upkeep.quarantined(tmp_path)
-    assert upkeep.trim_quarantine(tmp_path) == 0
-    assert upkeep.trim_quarantine(tmp_path, old={old}) == 1
-    assert list(upkeep.quarantined(tmp_path)) == [young]
+def test_what_an_earlier_server_left_unpublished_is_swept_however_new_it_is(tmp_path: Path):
+    own = temp_names.temp_name(slot_id(1))
+    boot, pid_and_start = own.removeprefix(".tmp-").split("-")[:2]
+    pid, start = pid_and_start.split(".")
+    before, after = (own.replace(f".{start}-", f".{int(start) + one}-") for one in (-1, 1))
+    another_boot = own.replace(boot, "f" * len(boot)).replace(f"{pid}.", "1.")
+    for name in (own, before, after, another_boot):
+        (tmp_path / name).write_text("canary")
+    assert upkeep.sweep_staged([tmp_path], before_s=0.0) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {own, after}
+    assert upkeep.sweep_staged([tmp_path], before_s=float("inf")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [own]
 
 
 def test_ballast_takes_room_until_it_is_dropped(tmp_path: Path):
@@ -148,17 +74,11 @@ def test_ballast_takes_room_until_it_is_dropped(tmp_path: Path):
     assert not upkeep.drop_ballast(tmp_path)
 
 
-def test_the_floor_is_a_share_of_the_disk_and_not_less_than_some_bytes():
+def test_the_floor_is_a_share_of_the_disk_not_less_than_some_bytes_and_not_too_much():
     room = upkeep.DiskRoom(total_bytes=400 << 30, free_bytes=25 << 30)
     assert room.floor_bytes == 20 << 30
     small = upkeep.DiskRoom(total_bytes=16 << 30, free_bytes=4 << 30)
-    assert small.floor_bytes == 10 << 30
-
-
-def test_removing_a_store_that_is_gone_sweeps_nothing(tmp_path: Path):
-    assert upkeep.sweep_temp(tmp_path / "nowhere") == 0
-    assert not list(upkeep.slot_files(tmp_path / "nowhere"))
-    assert upkeep.trim_quarantine(tmp_path / "nowhere") == 0
+    assert small.floor_bytes == (16 << 30) // 10
 
 
 @pytest.mark.parametrize(

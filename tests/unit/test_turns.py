@@ -6,8 +6,8 @@ from array import array
 from pathlib import Path
 
 from runtime.kv.deletions import Deletions, Recognised
+from runtime.kv_messages import Forget
 from runtime.prompt.healing import TurnScope
-from runtime.slot_events import Forget
 from runtime.worker.input.turns import TurnStore
 from store.keyed_names import Asker, Whom, conversation_key
 from store.turns import Turn

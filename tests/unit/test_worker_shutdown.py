@@ -3,40 +3,37 @@
 import subprocess
 import sys
 import threading
-from array import array
 from pathlib import Path
 
-from runtime.kv.writer import Packed, SlotWriter, WriteJob
+from typing_extensions import override
+
+from runtime.kv.writer import AllowedBytes, Writer
 from runtime.wire import Event, Flushed, Flushing
 from runtime.worker.shutdown import EXIT_OVERDUE, Deadline, flush
-from store.slots import StagedSlot
-from tests.slot_samples import sample
+from store.slots import Slots
+from tests.unit.test_writer import block
 from tests.waiting import PATIENCE_S
 
 
-def job(number: int) -> WriteJob:
-    header, ids, tensors = sample(number)
-    return WriteJob(header, array("I", ids), Packed(header.layout, tensors))
-
-
 def test_a_flush_tells_how_much_is_left_and_ends_when_all_is_written(tmp_path: Path):
-    staged: list[str] = []
     told: list[Event] = []
-
-    def on_staged(_: WriteJob, slot: StagedSlot) -> None:
-        # The disk is slow: the first slot is done when somebody was told about the others.
-        is_told.wait(PATIENCE_S)
-        staged.append(slot.id)
+    is_told = threading.Event()
 
     def send(event: Event) -> None:
         told.append(event)
         is_told.set()
 
-    is_told = threading.Event()
-    jobs = [job(number) for number in range(3)]
-    writer = SlotWriter(tmp_path / "store", 1 << 30, on_staged, lambda _: None)
-    for one in jobs:
-        writer.put(one)
+    class Slow(AllowedBytes):
+        """The disk is: the first block is written when somebody was told about the others."""
+
+        @override
+        def take(self, num_bytes: int, made_s: float, *, is_pinned: bool = False) -> None:
+            is_told.wait(PATIENCE_S)
+
+    jobs = [block(number) for number in range(3)]
+    slots = Slots(tmp_path)
+    writer = Writer(slots, tmp_path, 1 << 30, told.append, lambda _: None, Slow(lambda _: None))
+    writer.put(jobs)
     queued_bytes = writer.num_queued_bytes
     thread = threading.Thread(target=writer.run)
     deadline = Deadline()
@@ -45,7 +42,7 @@ def test_a_flush_tells_how_much_is_left_and_ends_when_all_is_written(tmp_path: P
     flushing.start()
     flushing.join(PATIENCE_S)
     deadline.cancel()
-    assert sorted(staged) == sorted(one.header.id for one in jobs)
+    assert all(slots.has(one.key) for one in jobs)
     assert isinstance(told[0], Flushing)
     assert 0 < told[0].num_bytes <= queued_bytes
     assert told[-1] == Flushed(num_unwritten_bytes=0)

@@ -7,7 +7,6 @@ It has no socket to the server and decides nothing: it does with its shard what 
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import queue
@@ -20,46 +19,41 @@ from pathlib import Path
 from typing import Any, cast
 
 from runtime.kv.pack import RunKv
-from runtime.kv.reader import load
-from runtime.kv.writer import Packed
+from runtime.kv.tiers import folders
 from runtime.ranks import KvForm, Split
 from runtime.wire import Load
 from runtime.worker import model as models
 from runtime.worker.code_guard import run_only_installed_code
 from runtime.worker.decode import Decoder, warm_decode
+from runtime.worker.distributed.disks import RankDisk
 from runtime.worker.distributed.launch import join, meeting
 from runtime.worker.distributed.leader import Agreement
 from runtime.worker.distributed.records import (
     Assemble,
-    Bare,
     Begin,
     Broken,
     Channel,
+    Computed,
     Cut,
+    DiskRecord,
+    Dress,
     Free,
-    Give,
     GiveBack,
-    Given,
-    HasRead,
     Insert,
-    Join,
     Joined,
     Loaded,
     NewKv,
-    Piece,
     Prefill,
-    Read,
-    Record,
     Said,
     Score,
     Step,
     Take,
+    Write,
 )
 from runtime.worker.distributed.shards import Rank, RankParts
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.wired import set_wired
-from store.errors import StoreError
-from store.slots import slot_path
+from store.slots import Slots
 
 
 class OutOfStep(Exception):
@@ -72,12 +66,15 @@ _FAILURES = (RuntimeError, ValueError, TypeError, LookupError, OSError, OutOfSte
 class Follower:
     """One shard with its own batches and KV, in which rank 0's numbers name everything."""
 
-    def __init__(self, load: Load, channel: Channel, group: Any) -> None:
-        """Load the shard. Raises whatever loading raises."""
+    def __init__(
+        self, load: Load, channel: Channel, group: Any, asked: queue.SimpleQueue[DiskRecord]
+    ) -> None:
+        """Load the shard; what is `asked` of its disk is done beside it.
+
+        Raises whatever loading raises.
+        """
         options = load.options
         set_wired(options.wired)
-        self._channel = channel
-        self._root = Path(load.kv.root or "")
         wanted = options.ranks.split if options.ranks is not None else None
         ways: list[Split] = []
 
@@ -96,10 +93,10 @@ class Follower:
         self._rows: dict[int, Sequence] = {}
         self._said: list[tuple[int, int]] = []
         self._ended: dict[int, list[Any]] = {}
-        self._leaving: queue.SimpleQueue[Packed] = queue.SimpleQueue()
-        threading.Thread(target=self._send_parts, daemon=True).start()
+        slots = Slots(folders(Path(load.kv.root or ""))[0]).of_rank(group.rank())
+        self._disk = RankDisk(slots, parts, self._runs, asked, channel.send)
 
-    def do(self, record: Record) -> None:
+    def do(self, record: Computed) -> None:
         """Do as rank 0 does.
 
         Raises:
@@ -130,49 +127,22 @@ class Follower:
             case _:
                 self._keep(record)
 
-    def _keep(self, record: Cut | Bare | Join | Assemble | Read | Give | GiveBack) -> None:
+    def _keep(self, record: Cut | Dress | Assemble | Write | GiveBack) -> None:
         runs, parts = self._runs, self._parts
         match record:
             case Cut(kv=number, spans=spans, runs=numbers):
                 cut = parts.cut(self._kv[number], spans)
                 runs.update(zip(numbers, cut, strict=True))
-            case Bare(run=run):
-                runs[run] = parts.bare(runs[run])
-            case Join(run=run, pieces=pieces):
-                runs[run] = parts.joined(self._pieces(pieces))
+            case Dress(run=run, of=of, state_of=other):
+                kv = runs[of]
+                runs[run] = parts.bare(kv) if other is None else parts.with_state(kv, runs[other])
             case Assemble(kv=number, pieces=pieces, num_room=num_room):
-                parts.assemble(self._kv[number], self._pieces(pieces), num_room)
-            case Read():
-                self._channel.send(self._read(record))
-            case Give(run=run, has_state=has_state):
-                # Without its state it is not another run: rank 0 keeps that in memory.
-                kv = runs[run] if has_state else runs[run]._replace(state=None)
-                self._leaving.put(parts.pack(kv))
+                named = [(runs[run], num_tokens) for run, num_tokens in pieces]
+                parts.assemble(self._kv[number], named, num_room)
+            case Write():
+                self._disk.write(record)
             case GiveBack():
                 parts.give_back()
-
-    def _pieces(self, pieces: list[tuple[int, int]]) -> list[tuple[RunKv, int]]:
-        return [(self._runs[run], num_tokens) for run, num_tokens in pieces]
-
-    def _read(self, record: Read) -> HasRead:
-        """Rank 0 tells what becomes of a slot that cannot be read here."""
-        try:
-            slot, tensors = load(slot_path(self._root, record.slot))
-            if slot.damage:
-                return HasRead(failure="damaged", message=str(slot.damage))
-            self._runs[record.run] = self._parts.take(slot.header, tensors)
-        except StoreError as error:
-            return HasRead(failure=error.reason, message=str(error))
-        return HasRead()
-
-    def _send_parts(self) -> None:
-        """A thread of its own: sending must not keep the ranks waiting for each other."""
-        while True:
-            packed = self._leaving.get()
-            with contextlib.suppress(OSError):
-                for one in packed.tensors:
-                    self._channel.send(Piece(one.name, one.dtype, one.shape, one.data))
-                self._channel.send(Given(layout=packed.layout))
 
     def _insert(self, record: Insert) -> None:
         group = SequenceGroup(
@@ -209,22 +179,30 @@ class Follower:
 
 
 def _follow(channel: Channel, backend: str) -> None:
-    records: queue.SimpleQueue[Record] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, records), daemon=True).start()
+    records: queue.SimpleQueue[Computed] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[DiskRecord] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, records, asked), daemon=True).start()
     group = join(backend)
     begin = records.get()
     if not isinstance(begin, Begin):
         raise OutOfStep("rank 0 did not say which model to load")
-    follower = Follower(begin.load, channel, group)
+    follower = Follower(begin.load, channel, group, asked)
     while True:
         follower.do(records.get())
 
 
-def _listen(channel: Channel, records: queue.SimpleQueue[Record]) -> None:
+def _listen(
+    channel: Channel,
+    records: queue.SimpleQueue[Computed],
+    asked: queue.SimpleQueue[DiskRecord],
+) -> None:
     """The reader thread: where rank 0 ends, this process ends, whatever it waits for."""
     try:
         for record in channel.records():
-            records.put(record)
+            if isinstance(record, DiskRecord):
+                asked.put(record)
+            else:
+                records.put(record)
     finally:
         os._exit(0)
 

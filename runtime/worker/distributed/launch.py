@@ -30,20 +30,17 @@ import mlx.core as mx
 import msgspec
 from mlx._distributed_utils.launch import RemoteProcess
 
-from runtime.kv.writer import Packed
 from runtime.ranks import LOOPBACK, Ranks
+from runtime.worker.distributed.questions import Questions
 from runtime.worker.distributed.records import (
+    Answer,
     Broken,
     Channel,
-    Given,
-    HasRead,
     Joined,
     Loaded,
-    Piece,
     Record,
     Reply,
 )
-from store.types import TensorData
 
 CHANNEL = "HEARTH_RANK_CHANNEL"
 TOKEN = "HEARTH_RANK_TOKEN"  # noqa: S105
@@ -82,8 +79,8 @@ class Followers:
         self._remote: list[Any] = []
         self._channels: dict[int, Channel] = {}
         self._loaded: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self._read: queue.SimpleQueue[tuple[int, HasRead]] = queue.SimpleQueue()
-        self._given = {rank: _Giving() for rank in range(1, len(self._hosts))}
+        self._questions = Questions(self.send, len(self._hosts) - 1)
+        self.ask = self._questions.ask
         self._is_leaving = False
         try:
             self._folder = TemporaryDirectory(prefix="hearth-ranks-", ignore_cleanup_errors=True)
@@ -101,14 +98,6 @@ class Followers:
     def loaded(self) -> list[Loaded]:
         """What each of them says of its shard, once it has loaded it."""
         return [self._loaded.get() for _ in self._channels]
-
-    def has_read(self) -> list[HasRead]:
-        """What each of them answers to `Read`, in the order of ranks."""
-        return [answer for _, answer in sorted(self._read.get() for _ in self._channels)]
-
-    def given(self) -> list[Packed]:
-        """What each of them answers to `Give`, in the order of ranks."""
-        return [self._given[rank].get() for rank in sorted(self._channels)]
 
     def leave(self) -> None:
         """Have them end, and see that they did."""
@@ -217,10 +206,8 @@ class Followers:
                 match reply:
                     case Loaded():
                         self._loaded.put(reply)
-                    case HasRead():
-                        self._read.put((rank, reply))
-                    case Piece() | Given():
-                        self._given[rank].put(reply)
+                    case Answer():
+                        self._questions.hear(rank, reply)
                     case Broken(message=message):
                         why, is_fault = f"rank {rank} of the model cannot go on: {message}", True
                         break
@@ -230,21 +217,6 @@ class Followers:
             why, is_fault = f"rank {rank} of the model cannot be understood: {error}", True
         if not self._is_leaving:
             self._on_lost(why, is_fault)
-
-
-class _Giving:
-    """One rank's tensors on their way to disk."""
-
-    def __init__(self) -> None:
-        self._parts: queue.SimpleQueue[Piece | Given] = queue.SimpleQueue()
-        self.put = self._parts.put
-
-    def get(self) -> Packed:
-        """Waits until all of a run has come."""
-        tensors: list[TensorData] = []
-        while isinstance(one := self._parts.get(), Piece):
-            tensors.append(TensorData(one.name, one.dtype, one.shape, one.data))
-        return Packed(one.layout, tensors)
 
 
 def join(backend: str) -> mx.distributed.Group:

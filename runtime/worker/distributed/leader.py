@@ -8,8 +8,8 @@ The other ranks do the same calls on their shards, see `follower`. Belongs to th
 
 from __future__ import annotations
 
+import itertools
 import queue
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,21 +20,21 @@ import mlx.core as mx
 import msgspec
 from typing_extensions import override
 
-from runtime.kv.writer import Packed
 from runtime.ranks import Ranks, Split
 from runtime.wire import KvOptions, Load
 from runtime.worker import model as models
 from runtime.worker.decode import DecodedToken, DecodeFailed, Decoder
+from runtime.worker.distributed.disks import OtherDisks
 from runtime.worker.distributed.launch import Followers, OnLost
 from runtime.worker.distributed.records import (
+    Answer,
     Begin,
     Free,
-    Give,
-    HasRead,
     Insert,
     Loaded,
     NewKv,
     Prefill,
+    Question,
     Record,
     Row,
     Said,
@@ -61,9 +61,8 @@ class RankConnections(Protocol):
 
     def loaded(self) -> list[Loaded]: ...
 
-    def has_read(self) -> list[HasRead]: ...
-
-    def given(self) -> list[Packed]: ...
+    @property
+    def ask(self) -> Callable[[Question], Callable[[], list[Answer]]]: ...
 
 
 class SharedKv(list[Any], Numbered):
@@ -87,10 +86,10 @@ class Leader:
     def __init__(self, peers: RankConnections) -> None:
         self._peers = peers
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._num_shared = 0
-        self._asking = threading.Lock()
+        self._numbers = itertools.count(1)
         self.loaded = peers.loaded
-        self.has_read = peers.has_read
+        self.ask = peers.ask
+        self.tell_now = peers.send
 
     def tell(self, record: Record) -> None:
         """Send a record, after what became unused before it."""
@@ -101,30 +100,17 @@ class Leader:
             self._peers.send(Free(numbers=unused))
         self._peers.send(record)
 
-    def given(self, wanted: Give) -> list[Packed]:
-        """What each of the others has of a run that is kept here; for any writer thread.
-
-        They answer in the order in which they are asked, so one question is answered at a time.
-        """
-        with self._asking:
-            self._peers.send(wanted)
-            return self._peers.given()
-
     def share(self, kv: list[Any]) -> SharedKv:
         """A number for layer caches, which the followers may forget when nobody has them."""
-        shared = SharedKv(kv, self._number())
+        shared = SharedKv(kv, next(self._numbers))
         weakref.finalize(shared, self._unused.put, shared.number)
         return shared
 
     def new_share(self) -> Share:
         """A number for a run, of which the same holds."""
-        share = Share(self._number())
+        share = Share(next(self._numbers))
         weakref.finalize(share, self._unused.put, share.number)
         return share
-
-    def _number(self) -> int:
-        self._num_shared += 1
-        return self._num_shared
 
 
 class Agreement:
@@ -278,11 +264,10 @@ class DistributedGroup:
 
     def __init__(self, load: Load, ranks: Ranks, on_lost: OnLost) -> None:
         """`on_lost` is told from another thread. Raises RanksFailed."""
-        # Ranks on other machines cannot read the files of this one.
-        self.is_here = ranks.are_here
+        self._ranks = ranks
         self._wanted: Split | None = ranks.split
         self._followers = Followers(ranks, on_lost)
-        # They need no secrets: rank 0 says which slot to read.
+        # They need no secrets: rank 0 says what to read and to write.
         kv = KvOptions(kv_bits=load.kv.kv_bits, root=load.kv.root)
         self._followers.send(Begin(load=msgspec.structs.replace(load, kv=kv)))
         self._lead = Leader(self._followers)
@@ -310,7 +295,12 @@ class DistributedGroup:
 
     def parts(self, model: LoadedModel) -> LeaderParts:
         """The KV of runs on all ranks. Waits until all have loaded."""
-        return LeaderParts(model, Rank(0, self._followers.group.size(), self._split), self._lead)
+        rank = Rank(0, self._followers.group.size(), self._split)
+        return LeaderParts(model, rank, self._lead, self._ranks.num_here)
+
+    def disks(self) -> OtherDisks:
+        """Those of the other ranks."""
+        return OtherDisks(self._lead, are_away=not self._ranks.are_here)
 
     def leave(self) -> None:
         """Have the others end."""

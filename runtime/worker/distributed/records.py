@@ -14,9 +14,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from runtime.kv.parts import Span
+from runtime.kv.others import Span
+from runtime.kv.pack import Which
+from runtime.kv.parts import Span as Cutting
 from runtime.types import GenerateRequest
 from runtime.wire import Load
+from store.slots import BlockKey
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 28
@@ -38,21 +41,16 @@ class Cut(msgspec.Struct, frozen=True, tag=True):
     """Keep these spans of the layer caches `kv` as runs of these numbers."""
 
     kv: int
-    spans: list[Span]
+    spans: list[Cutting]
     runs: list[int]
 
 
-class Bare(msgspec.Struct, frozen=True, tag=True):
-    """Forget the state at the end of a run."""
+class Dress(msgspec.Struct, frozen=True, tag=True):
+    """Call `run` what `of` is with the state of `state_of`, or with None without its state."""
 
     run: int
-
-
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """Make `run` of these runs, each up to its number of tokens."""
-
-    run: int
-    pieces: list[tuple[int, int]]
+    of: int
+    state_of: int | None = None
 
 
 class Assemble(msgspec.Struct, frozen=True, tag=True):
@@ -63,18 +61,56 @@ class Assemble(msgspec.Struct, frozen=True, tag=True):
     num_room: int
 
 
+class Have(msgspec.Struct, frozen=True, tag=True):
+    """Which of these names have you files of? Answer for each with a byte in `Answer.found`."""
+
+    ask: int
+    model: bytes
+    names: list[bytes]
+
+
+class HaveAny(msgspec.Struct, frozen=True, tag=True):
+    """Of which names of a model have you files? They are answered one after the other."""
+
+    ask: int
+    model: bytes
+
+
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """Load your part of a slot as `run`; answer with `HasRead`."""
+    """Load your part of a slot, or of a file of states, as `run`; `Answer` says whether."""
 
+    ask: int
     run: int
-    slot: str
+    key: BlockKey
+    span: Span
 
 
-class Give(msgspec.Struct, frozen=True, tag=True):
-    """Send your part of a run; answer with a `Piece` for each tensor, then `Given`."""
+class Write(msgspec.Struct, frozen=True, tag=True):
+    """Write `which` of your part of a run that begins at `start` as a slot of these tokens, or
+    without any as states; `Answer` says whether.
+    """
 
+    ask: int
     run: int
-    has_state: bool
+    which: Which
+    start: int
+    key: BlockKey
+    token_ids: list[int] | None
+    recompute_ms: float
+
+
+class Sync(msgspec.Struct, frozen=True, tag=True):
+    """Make durable what you wrote of a model; `Answer` says whether."""
+
+    ask: int
+    model: bytes
+
+
+class Remove(msgspec.Struct, frozen=True, tag=True):
+    """Have no files of these names. Nobody waits for that."""
+
+    model: bytes
+    names: list[bytes]
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag=True):
@@ -142,7 +178,7 @@ class Free(msgspec.Struct, frozen=True, tag=True):
     numbers: list[int]
 
 
-Record = (
+Computed = (
     Begin
     | NewKv
     | Prefill
@@ -152,14 +188,21 @@ Record = (
     | Step
     | Said
     | Cut
-    | Bare
-    | Join
+    | Dress
     | Assemble
-    | Read
-    | Give
+    | Write
     | GiveBack
     | Free
 )
+"""What is done in the order in which it is told."""
+
+DiskRecord = Have | HaveAny | Read | Sync | Remove
+"""What does not wait for what is computed."""
+
+Record = Computed | DiskRecord
+
+Question = Have | HaveAny | Read | Write | Sync
+"""What is answered; who asks it of all leaves `ask` to `Followers`."""
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
@@ -176,26 +219,15 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     unsupported: str | None
 
 
-class HasRead(msgspec.Struct, frozen=True, tag=True):
-    """A slot was loaded, or why not: a reason of `store.errors`, and words."""
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """What was asked under this number is done, with what was found, or why not: a reason of
+    `store.errors`, and words.
+    """
 
+    ask: int
     failure: str | None = None
     message: str = ""
-
-
-class Piece(msgspec.Struct, frozen=True, tag=True):
-    """One tensor on its way to disk, as `store.types.TensorData`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-class Given(msgspec.Struct, frozen=True, tag=True):
-    """All tensors of a run were sent; its layout here."""
-
-    layout: str
+    found: bytes = b""
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
@@ -204,7 +236,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Reply = Joined | Loaded | HasRead | Piece | Given | Broken
+Reply = Joined | Loaded | Answer | Broken
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record)

@@ -1,38 +1,32 @@
-"""The KV of runs where several ranks compute a model: one slot file has the parts of all of them.
+"""The KV of runs where several ranks compute a model: each has a part of every one.
 
-So a slot is published, moved, damaged and deleted for all ranks at once. A rank's tensors bear its
-number. Rank 0 names every run; the others keep their part for as long as it keeps its own.
+Rank 0 names every run; the others keep their part for as long as it keeps its own. What rank 0 has
+on disk the others have as well, each on its own and under the same names (`disks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import msgspec
 from typing_extensions import override
 
-from runtime.kv.pack import RankLayouts, RunKv, rank_suffix
+from runtime.kv.pack import PackedKv, RankLayout, RunKv, Which
 from runtime.kv.parts import Caches, Parts, Span
-from runtime.kv.writer import Packed
 from runtime.ranks import Split
 from runtime.worker.distributed.records import (
+    Answer,
     Assemble,
-    Bare,
     Cut,
-    Give,
+    Dress,
     GiveBack,
-    HasRead,
-    Join,
     Loaded,
-    Read,
+    Question,
     Record,
 )
-from store.errors import SlotDamaged, SlotMissing, StoreFailed
-from store.types import SlotHeader
-
-_FAILURES = {one.reason: one for one in (SlotMissing, StoreFailed)}
+from store.errors import SlotDamaged
 
 
 class Rank(NamedTuple):
@@ -54,19 +48,29 @@ class Peers(Protocol):
 
     def tell(self, record: Record) -> None: ...
 
-    def new_share(self) -> Numbered: ...
+    def tell_now(self, record: Record, /) -> None:
+        """Any thread may."""
+        ...
+
+    def new_share(self) -> Numbered:
+        """Any thread may ask."""
+        ...
 
     def loaded(self) -> list[Loaded]:
         """What each of them said of its shard."""
         ...
 
-    def has_read(self) -> list[HasRead]:
-        """What each of them answers to `Read`."""
+    def ask(self, question: Question, /) -> Callable[[], list[Answer]]:
+        """Have each of them do that, and wait for their answers, in order; any thread may."""
         ...
 
-    def given(self, wanted: Give) -> list[Packed]:
-        """The parts of the others, in order; any thread may ask."""
-        ...
+
+class Part(NamedTuple):
+    """What the others are to write of a run that begins at `start`."""
+
+    share: Numbered
+    which: Which
+    start: int
 
 
 class RankParts(Parts):
@@ -82,41 +86,37 @@ class RankParts(Parts):
         return False
 
     @override
-    def pack(self, kv: RunKv, start: int = 0) -> Packed:
-        packed, suffix = super().pack(kv, start), rank_suffix(self.rank.number)
-        tensors = [one._replace(name=one.name + suffix) for one in packed.tensors]
-        return Packed(packed.layout, tensors)
+    def packed(self, kv: RunKv, start: int = 0, which: Which = "all") -> PackedKv:
+        own, rank = super().packed(kv, start, which), self.rank
+        layout = RankLayout(rank.split, rank.number, rank.num_ranks, own.layout)
+        return own._replace(layout=msgspec.json.encode(layout).decode())
 
     @override
     def _own(
         self, layout: str, tensors: Mapping[str, mx.array]
     ) -> tuple[str, Mapping[str, mx.array]]:
         try:
-            found = msgspec.json.decode(layout, type=RankLayouts)
+            found = msgspec.json.decode(layout, type=RankLayout)
         except msgspec.MsgspecError as error:
             raise SlotDamaged(f"its layout cannot be read: {error}") from error
-        if (found.split, len(found.ranks)) != (self.rank.split, self.rank.num_ranks):
-            raise SlotDamaged(f"it is of {len(found.ranks)} ranks that are split by {found.split}")
-        suffix = rank_suffix(self.rank.number)
-        own = {n.removesuffix(suffix): one for n, one in tensors.items() if n.endswith(suffix)}
-        return found.ranks[self.rank.number], own
+        rank = Rank(found.rank, found.num_ranks, self.rank.split)
+        if (found.split, rank) != (self.rank.split, self.rank):
+            ranks = f"rank {found.rank} of {found.num_ranks}"
+            raise SlotDamaged(f"it is of {ranks} that are split by {found.split}")
+        return found.layout, tensors
 
 
 class LeaderParts(RankParts):
     """Rank 0's: whatever is done here the others are told to do as well."""
 
-    def __init__(self, model: Caches, rank: Rank, peers: Peers) -> None:
-        """Waits until the others have loaded their shards."""
+    def __init__(self, model: Caches, rank: Rank, peers: Peers, num_here: int = 1) -> None:
+        """Waits until the others have loaded their shards; `num_here` ranks are on this machine."""
         super().__init__(model, rank)
         self._peers = peers
+        self._num_here = num_here
         for other in peers.loaded():
             self.needs_state |= other.needs_state
             self.unsupported = self.unsupported or other.unsupported
-
-    @override
-    def bytes_per_token(self, kv: Sequence[Any]) -> int:
-        """As if all ranks had as much: a slot file has all of it."""
-        return super().bytes_per_token(kv) * self.rank.num_ranks
 
     @override
     def cut(self, kv: Sequence[Any], spans: Sequence[Span]) -> list[RunKv]:
@@ -128,50 +128,29 @@ class LeaderParts(RankParts):
 
     @override
     def bare(self, kv: RunKv) -> RunKv:
-        self._peers.tell(Bare(run=number_of(kv.share)))
-        return super().bare(kv)
+        share = self._peers.new_share()
+        self._peers.tell(Dress(run=share.number, of=number_of(kv.share)))
+        return super().bare(kv)._replace(share=share)
 
     @override
-    def joined(self, pieces: Sequence[tuple[RunKv, int]]) -> RunKv:
-        share = self._peers.new_share()
-        self._peers.tell(Join(run=share.number, pieces=_numbered(pieces)))
-        return super().joined(pieces)._replace(share=share)
+    def with_state(self, kv: RunKv, state: RunKv) -> RunKv:
+        share, state_of = self._peers.new_share(), number_of(state.share)
+        self._peers.tell(Dress(run=share.number, of=number_of(kv.share), state_of=state_of))
+        return super().with_state(kv, state)._replace(share=share)
 
     @override
     def assemble(
         self, kv: Sequence[Any], pieces: Sequence[tuple[RunKv, int]], num_room: int
     ) -> None:
-        self._peers.tell(Assemble(kv=number_of(kv), pieces=_numbered(pieces), num_room=num_room))
+        numbered = [(number_of(one.share), num_tokens) for one, num_tokens in pieces]
+        self._peers.tell(Assemble(kv=number_of(kv), pieces=numbered, num_room=num_room))
         super().assemble(kv, pieces, num_room)
 
     @override
-    def take(self, header: SlotHeader, tensors: Mapping[str, mx.array]) -> RunKv:
-        """As of `Parts`; what one rank cannot take up is taken up by none."""
-        share = self._peers.new_share()
-        self._peers.tell(Read(run=share.number, slot=header.id))
-        try:
-            own = super().take(header, tensors)
-        finally:
-            answers = self._peers.has_read()
-        for rank, answer in enumerate(answers, 1):
-            if answer.failure is not None:
-                kind = _FAILURES.get(answer.failure, SlotDamaged)
-                raise kind(f"rank {rank}: {answer.message}")
-        return own._replace(share=share)
-
-    @override
-    def pack(self, kv: RunKv, start: int = 0) -> Packed:
-        own = super().pack(kv, start)
-
-        def whole() -> Packed:
-            # It holds `kv`, so that the others still have theirs.
-            wanted = Give(run=number_of(kv.share), has_state=kv.state is not None)
-            parts = [own, *self._peers.given(wanted)]
-            layouts = RankLayouts(self.rank.split, tuple(part.layout for part in parts))
-            tensors = [tensor for part in parts for tensor in part.tensors]
-            return Packed(msgspec.json.encode(layouts).decode(), tensors)
-
-        return Packed(own.layout, own.tensors, self.rank.num_ranks, whole)
+    def packed(self, kv: RunKv, start: int = 0, which: Which = "all") -> PackedKv:
+        assert isinstance(kv.share, Numbered)
+        part = Part(kv.share, which, start)
+        return super().packed(kv, start, which)._replace(num_parts=self._num_here, share=part)
 
     @override
     def give_back(self) -> None:
@@ -183,7 +162,3 @@ def number_of(shared: object) -> int:
     """What all ranks call this."""
     assert isinstance(shared, Numbered)
     return shared.number
-
-
-def _numbered(pieces: Sequence[tuple[RunKv, int]]) -> list[tuple[int, int]]:
-    return [(number_of(kv.share), num_tokens) for kv, num_tokens in pieces]

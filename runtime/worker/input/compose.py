@@ -125,7 +125,6 @@ class Composed(NamedTuple):
     `lineage` is None when the answer is not to be recognised. `beginning` is what the answer has
     said already, `asked` what it was composed of, `reason` why less of it is known than might be.
     `packed` are the same tokens of four bytes each, or nothing where they are not at hand.
-    `head_end` is where tools and system prompt end also where KV is not kept by that; 0: unknown.
     `notes` are machine-readable remarks for the answer.
     """
 
@@ -141,7 +140,6 @@ class Composed(NamedTuple):
     asked: PromptInput | None = None
     reason: MissReason | None = None
     packed: array[int] = array("I")
-    head_end: int = 0
     notes: tuple[str, ...] = ()
 
     def up_to_last_keep(self) -> Composed:
@@ -279,8 +277,7 @@ class Composer:
             if healed is not None:
                 return healed
         has_head = self.needs_state or request.cache.mode == "prefix"
-        is_unnamed = request.cache.session_id is None and request.work == "generate"
-        fresh = self._fresh(asked, has_head=has_head, tells_head=is_unnamed)
+        fresh = self._fresh(asked, has_head=has_head)
         lineage = self._lineage(asked, fresh) if asked.links else None
         return fresh._replace(changes=(*asked.changes, *fresh.changes), lineage=lineage)
 
@@ -405,8 +402,7 @@ class Composer:
         change = PromptChange(rule=HEALED, num_places=known.num_turns)
         lineage = self._lineage(asked, composed, known)
         changes = (*asked.changes, *composed.changes, change)
-        head_end = known.prefix_end
-        return composed._replace(changes=changes, lineage=lineage, head_end=head_end)
+        return composed._replace(changes=changes, lineage=lineage)
 
     def _continued(self, asked: PromptInput, number: int, known: KnownPrefix) -> Composed | None:
         last = known.token_ids[-1]
@@ -459,7 +455,7 @@ class Composer:
 
     # Without
 
-    def _fresh(self, asked: PromptInput, *, has_head: bool, tells_head: bool) -> Composed:
+    def _fresh(self, asked: PromptInput, *, has_head: bool) -> Composed:
         prompt = asked.prompt
         try:
             written = self.template.write(prompt)
@@ -470,23 +466,21 @@ class Composer:
         if (least := self.template.num_tokens_at_least(text, self.context)) > self.context:
             raise ContextTooLong(least, self.context, is_least=True)
         marks = marks_of(self.template, prompt, text, num_ends=self._num_ends)
-        knows_head = has_head or tells_head
-        head = end_of_head(self.template, prompt, text) if knows_head else 0
+        head = end_of_head(self.template, prompt, text) if has_head else 0
         varying = varying_at(prompt, text) if self.needs_state else 0
-        at = [head, varying, *(one.at for one in marks)] if knows_head or marks else []
+        at = [head, varying, *(one.at for one in marks)] if has_head or marks else []
         marked = self.template.encode(text, at)
         hung = self._hung(marked, asked.pictures(prompt.messages))
         if hung is None:
             message = "The model's chat template does not show all images where they are."
             raise InvalidRequest(message, "messages")
-        head_end, stable_end, *positions = hung.positions or [0, 0]
-        prefix_end = head_end if has_head else 0
+        prefix_end, stable_end, *positions = hung.positions or [0, 0]
         ends = positions if self.needs_state else []
         cut = _cut(hung.token_ids, prefix_end, keeps_at(marks, positions), ends)
         if stable_end:
             boundaries = tuple(sorted({*cut.boundaries, stable_end}))
             cut = cut._replace(boundaries=boundaries, passing=cut.passing - {stable_end})
-        return cut._replace(media=hung.spans, changes=written.changes, head_end=head_end)
+        return cut._replace(media=hung.spans, changes=written.changes)
 
     def _naming_refused(self, asked: PromptInput, error: InvalidRequest) -> InvalidRequest:
         """The template's refusal, with the first message that it does not take where it is."""

@@ -40,7 +40,7 @@ from runtime.worker.running_time import running_s
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.vision.images import ImageBatch, ImageLoader, PromptImage
 from store.keyed_names import Asker
-from store.types import PromptHead, class_of
+from store.types import class_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,6 @@ class Intake:
             prediction=self._prediction(request),
             explained=explain(self.composer, composed) if request.work == "explain" else None,
             prompt_digest=blake2b(packed, digest_size=16).digest(),
-            head=PromptHead.of(packed[: composed.head_end].tobytes(), composed.head_end),
         )
         group.sequences = [
             self._sequence(group, i, composed, block) for i in range(request.num_choices)

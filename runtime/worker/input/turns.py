@@ -621,7 +621,6 @@ class TurnStore:
         with self._placing:
             for one in self._place(job, name, path, data):
                 _remove(one)
-        self._room.leave(key)
 
     def _place(self, job: _Job, name: Named, path: Path, data: bytes) -> list[Path]:
         """Have a turn at this path, unless it is forgotten; the files that have to go for it."""

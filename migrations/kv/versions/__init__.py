@@ -1,1 +1,0 @@
-"""One module per change of the schema, in order: `v0001_blocks`, `v0002_…`."""
