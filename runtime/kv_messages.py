@@ -6,6 +6,7 @@ A turn takes two of them: `Ended`, and `Kept`. Everything else is rare. Names ar
 from __future__ import annotations
 
 from runtime.types import Struct
+from store.head_file import Owner
 from store.keyed_names import NOBODY, Asker, Whom
 
 
@@ -109,11 +110,11 @@ class Forget(Struct, frozen=True, tag="forget"):
     floor: int = 0
 
 
-class RoomGiven(Struct, frozen=True, tag="room_given"):
-    """Whether a file may be written; where not, the store takes as much of the disk as it may."""
+class TurnsFound(Struct, frozen=True, tag="turns_found"):
+    """The files of heads with what `TurnsWanted` of the same number asked for, the best first."""
 
-    key: str
-    is_given: bool
+    number: int
+    paths: tuple[str, ...]
 
 
 KvNews = (
@@ -127,7 +128,7 @@ KvNews = (
     | MemoryAsked
     | HotBudget
     | Forget
-    | RoomGiven
+    | TurnsFound
 )
 """What the server tells a worker."""
 
@@ -196,11 +197,14 @@ class InMemory(Struct, frozen=True, tag="kv_in_memory"):
     names: tuple[bytes, ...]
 
 
-class RoomWanted(Struct, frozen=True, tag="room"):
-    """A file of turns, of `num_bytes`, is to be written: `RoomGiven` answers."""
+class TurnsWanted(Struct, frozen=True, tag="turns_wanted"):
+    """Which heads have turns at which a conversation is called like one of `digests`, those that
+    matter most first? `owner` asks; `TurnsFound` of the same number answers.
+    """
 
-    key: str
-    num_bytes: int
+    number: int
+    owner: Owner
+    digests: tuple[bytes, ...]
 
 
 class SliceLearned(Struct, frozen=True, tag="slice_learned"):
@@ -213,5 +217,7 @@ class SliceLearned(Struct, frozen=True, tag="slice_learned"):
     was: int
 
 
-KvReport = Ended | Want | Allow | Damaged | Trouble | Dropped | InMemory | RoomWanted | SliceLearned
+KvReport = (
+    Ended | Want | Allow | Damaged | Trouble | Dropped | InMemory | TurnsWanted | SliceLearned
+)
 """What a worker tells the server."""

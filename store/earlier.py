@@ -24,8 +24,8 @@ _INDEX = "index.db"
 _APPLICATION_ID, _HEADER_BYTES = b"HRTH", 72
 """By these the header of a file of SQLite ends."""
 _FOLDERS = ("slots", "quarantine")
-_PREFIXES = "prefixes"
-"""Texts of learned prompts, which are known by the heads that go through them now."""
+_REPLACED = ("prefixes", "turns")
+"""What was learned of prompts, and turns: both are known by heads now."""
 
 log = structlog.stdlib.get_logger("store.earlier")
 
@@ -36,8 +36,9 @@ def set_aside(root: Path) -> None:
     Raises:
         StoreFailed: the system refuses.
     """
-    with reported(root), suppress(FileNotFoundError):
-        shutil.rmtree(root / _PREFIXES)
+    for name in _REPLACED:
+        with reported(root), suppress(FileNotFoundError):
+            shutil.rmtree(root / name)
     if not _is_earlier(root):
         return
     aside = root / ASIDE

@@ -13,6 +13,7 @@ import msgspec
 from store.block_names import pack_ids
 from store.disk import reported
 from store.errors import SlotDamaged
+from store.keyed_names import Asker, conversation_key, keyed_hash
 from store.kv_file import Tensor, open_file, size_of, write
 from store.slots import TOKENS, BlockKey
 
@@ -32,13 +33,10 @@ class Owner(NamedTuple):
     root: bytes
 
 
-class Turn(NamedTuple):
-    """A turn of ours ends after so many tokens. `digest` names the conversation up to there as its
-    client sends it: who comes back with that is read these very tokens.
-    """
-
-    digest: bytes
-    end: int
+def owner_of(secret: bytes, asker: Asker, root: bytes) -> Owner:
+    """Whose a head is that this asker says, by names that are keyed with the store's secret."""
+    session = b"" if asker.session_id is None else conversation_key(secret, asker.session_id)
+    return Owner(keyed_hash(secret, "model", asker.model.encode()), session, root)
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -58,7 +56,6 @@ class Head(msgspec.Struct, frozen=True):
     num_tokens: int
     name: str = ""
     continues: bytes = b""
-    turns: tuple[Turn, ...] = ()
     ttl_s: float | None = None
     pins: tuple[str, ...] = ()
     layout: str = ""
@@ -70,18 +67,27 @@ class Head(msgspec.Struct, frozen=True):
         return bool(self.pins)
 
 
+class _About(Head, frozen=True):
+    """A head as its file has it, with its turns."""
+
+    said: bytes = b""
+
+
 class HeadFile(NamedTuple):
-    """A head and its tokens, without what comes behind its last whole block."""
+    """A head and its tokens, without what comes behind its last whole block. What it has `said` is
+    as `turns.packed` makes it.
+    """
 
     head: Head
     token_ids: Sequence[int]
+    said: bytes = b""
 
 
 class KnownHead(NamedTuple):
     """A head that was published: its last whole block if it has one, the name of its end, and its
     file of `num_bytes` on disk, of which the KV behind the last whole block takes `end_bytes`. One
-    that is in memory only has its tokens instead of a file. Times are trusted time, and `hits` as
-    they were at `last_used_s`.
+    that is in memory only has its tokens instead of a file. Its `num_turns` turns are found by
+    `digests`, of 16 bytes each. Times are trusted time, and `hits` as they were at `last_used_s`.
     """
 
     head: Head
@@ -94,6 +100,8 @@ class KnownHead(NamedTuple):
     created_s: float = 0.0
     last_used_s: float = 0.0
     hits: float = 0.0
+    digests: bytes = b""
+    num_turns: int = 0
 
 
 def head_folder(folder: Path, last: BlockKey) -> Path:
@@ -112,26 +120,39 @@ def heads_behind(folder: Path, last: BlockKey) -> list[Path]:
 
 
 def write_head(
-    path: Path, head: Head, token_ids: Sequence[int], tensors: Sequence[Tensor] = ()
+    path: Path,
+    head: Head,
+    token_ids: Sequence[int],
+    tensors: Sequence[Tensor] = (),
+    said: bytes = b"",
 ) -> int:
     """Make the file of a head at `path`; its bytes.
 
-    `tensors` are the KV behind its last whole block, and the states at its end.
+    `tensors` are the KV behind its last whole block, and the states at its end; `said` is as in
+    `HeadFile`.
 
     Raises:
         StoreFull, StoreFailed: the system has no room, or refuses.
     """
-    return write(path, HEAD, msgspec.json.encode(head), _with_ids(token_ids, tensors))
+    return write(path, HEAD, _about(head, said), _with_ids(token_ids, tensors))
 
 
-def head_bytes(head: Head, token_ids: Sequence[int], tensors: Sequence[Tensor] = ()) -> int:
+def head_bytes(
+    head: Head, token_ids: Sequence[int], tensors: Sequence[Tensor] = (), said: bytes = b""
+) -> int:
     """How large the file is that `write_head` makes of these."""
-    return size_of(HEAD, msgspec.json.encode(head), _with_ids(token_ids, tensors))
+    return size_of(HEAD, _about(head, said), _with_ids(token_ids, tensors))
 
 
-def bare_bytes(head: Head, token_ids: Sequence[int]) -> int:
+def bare_bytes(file: HeadFile) -> int:
     """How large the file of a head is that has nothing behind its last whole block."""
-    return head_bytes(msgspec.structs.replace(head, layout=""), token_ids)
+    head = msgspec.structs.replace(file.head, layout="")
+    return head_bytes(head, file.token_ids, (), file.said)
+
+
+def _about(head: Head, said: bytes) -> bytes:
+    """The same whether it is read again as a head or with its turns."""
+    return msgspec.json.encode(_About(**msgspec.structs.asdict(head), said=said))
 
 
 def _with_ids(token_ids: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -139,21 +160,23 @@ def _with_ids(token_ids: Sequence[int], tensors: Sequence[Tensor]) -> list[Tenso
 
 
 def read_head(path: Path) -> HeadFile:
-    """A head and its tokens.
+    """A head with its tokens and turns.
 
     Raises:
         SlotMissing, SlotForeign, SlotDamaged, StoreFailed: as `kv_file.open_file`.
     """
     with open_file(path, HEAD) as file:
         try:
-            head = msgspec.json.decode(file.front.about, type=Head)
+            about = msgspec.json.decode(file.front.about, type=_About)
         except msgspec.MsgspecError as error:
             raise SlotDamaged("it does not say of what it is") from error
         data = b"".join(one.data for one in file.read({TOKENS}))
     token_ids = array("I", data)
-    if len(token_ids) != head.num_tokens:
-        raise SlotDamaged(f"{len(token_ids)} tokens instead of {head.num_tokens}")
-    return HeadFile(head, token_ids)
+    if len(token_ids) != about.num_tokens:
+        raise SlotDamaged(f"{len(token_ids)} tokens instead of {about.num_tokens}")
+    fields = msgspec.structs.asdict(about)
+    said = fields.pop("said")
+    return HeadFile(Head(**fields), token_ids, said)
 
 
 def read_end(path: Path) -> list[Tensor]:

@@ -34,7 +34,6 @@ from store.head_file import (
     HeadFile,
     KnownHead,
     Owner,
-    Turn,
     bare_bytes,
     head_folder,
     read_end,
@@ -45,6 +44,7 @@ from store.index import Change, Index
 from store.slots import BlockKey, Slots, nothing
 from store.temp_names import SUFFIX, TEMPORARY, is_abandoned, temp_name
 from store.tree import NO_BLOCK, Block, Sizes, Tree
+from store.turns import DIGEST_BYTES, cut, digests_of, num_turns
 from store.types import decayed_hits
 
 P = ParamSpec("P")
@@ -164,7 +164,8 @@ class Heads:
         self._before_change = before_change
         self._ends: dict[Owner, dict[bytes, str]] = {}
         """The heads of each owner, by the names of their ends."""
-        self._turns: dict[bytes, dict[str, Turn]] = {}
+        self._by_digest: dict[bytes, set[str]] = {}
+        """Heads with turns, by what names their conversations at these."""
         self._kept: dict[tuple[bytes, ...], set[str]] = {}
         """Heads of conversations that are pinned whatever they become, by conversation."""
         self._ends_in: dict[str, frozenset[BlockKey]] = {}
@@ -215,7 +216,8 @@ class Heads:
             StoreFailed, StoreFull: the system refuses; it may be published again.
         """
         path = staged if isinstance(staged, Path) else None
-        head, token_ids = _read_staged(staged)
+        file = _read_staged(staged)
+        head, token_ids, _ = file
         blocks = self._blocks_of(head, token_ids)
         end_keys = self._end_keys(head, token_ids, blocks, {*ends, len(token_ids)})
         if any(one.number > received and one.means(head, token_ids) for one in self._deletions):
@@ -224,7 +226,7 @@ class Heads:
         kept = self.kept.blocks
         new = {one for one in blocks if one not in kept}
         absent = [one for one in blocks if one in new or not kept[one].sizes.slot]
-        known = self._publish(path, head, token_ids, blocks, end_keys, age_s)
+        known = self._publish(path, file, blocks, end_keys, age_s)
         if path is None:
             return Published(known, ())
         missing = [one for one in absent if not kept[one].sizes.slot]
@@ -253,17 +255,17 @@ class Heads:
     def _publish(
         self,
         path: Path | None,
-        head: Head,
-        token_ids: Sequence[int],
+        file: HeadFile,
         blocks: Sequence[BlockKey],
         ends: frozenset[BlockKey],
         age_s: float = 0.0,
     ) -> KnownHead:
+        head, token_ids, said = file
         end, now_s = self._end_of(head, token_ids, blocks), self.now_s()
         before = self._before(head, token_ids, blocks)
         kept = self._kept_of(head, is_on_disk=path is not None)
         same = [one for one in before if one.end == end and (path or not one.path)]
-        head = self._with_pins(path, head, token_ids, same, kept)
+        head = self._with_pins(path, file, same, kept)
         before = [one for one in before if {*one.head.pins} <= {*head.pins}]
         placed = None if path is None else self._place(path, head, blocks)
         used_s = max([now_s - age_s, *(one.last_used_s for one in before)])
@@ -276,10 +278,12 @@ class Heads:
             end,
             placed,
             () if placed else token_ids,
-            *self._bytes_of(placed, head, end, token_ids),
+            *self._bytes_of(placed, file._replace(head=head), end),
             min((one.created_s for one in before), default=now_s),
             used_s,
             max(hits, default=0.0),
+            b"".join(digests_of(said)),
+            num_turns(said),
         )
         ends = ends.union(*(self._ends_in.get(one.head.id, ()) for one in before))
         new = self._learn(known, blocks, ends)
@@ -332,12 +336,12 @@ class Heads:
     def _with_pins(
         self,
         path: Path | None,
-        head: Head,
-        token_ids: Sequence[int],
+        file: HeadFile,
         same: Sequence[KnownHead],
         kept: Sequence[KnownHead],
     ) -> Head:
         """A staged head with the pins of those that end where it ends, and of its conversation."""
+        head = file.head
         pins = {*head.pins}.union(*(one.head.pins for one in same), [KEPT] if kept else [])
         if pins == {*head.pins}:
             return head
@@ -345,7 +349,7 @@ class Heads:
         if path is not None:
             staged = self.staging_path()
             self._before_change()
-            write_head(staged, head, token_ids, read_end(path))
+            write_head(staged, head, file.token_ids, read_end(path), file.said)
             with reported(path):
                 staged.replace(path)
         return head
@@ -393,13 +397,40 @@ class Heads:
         return self._forget([head_id])
 
     @_alone
+    def with_turns(
+        self, model: bytes, owner: Owner, digests: Iterable[bytes], limit: int
+    ) -> list[Path]:
+        """The files of a few heads with turns at which a conversation is called like one of
+        these; the owner's own first, and those used last. Without any, the last of the owner's
+        session.
+        """
+
+        def rank(known: KnownHead) -> tuple[bool, float]:
+            return known.head.owner == owner, known.last_used_s
+
+        def of(ids: Iterable[str]) -> list[KnownHead]:
+            there = (self.known[one] for one in ids)
+            mine = (one for one in there if one.path is not None and one.head.model == model)
+            return sorted(mine, key=rank, reverse=True)
+
+        found: dict[str, KnownHead] = {}
+        for digest in digests:
+            for one in of(self._by_digest.get(digest, ())):
+                found.setdefault(one.head.id, one)
+            if len(found) >= limit:
+                break
+        if not found and owner.session:
+            found = {one.head.id: one for one in of(self._ends.get(owner, {}).values())[:1]}
+        return [one.path for one in found.values() if one.path is not None][:limit]
+
+    @_alone
     def fork(self, head_id: str, session: bytes, end: int) -> KnownHead:
         """A head of another session that has the first `end` tokens of this one.
 
         Raises:
             SlotMissing, SlotDamaged, StoreFailed, StoreFull: the head cannot be read, or written.
         """
-        head, token_ids = self.read(head_id)
+        head, token_ids, said = self.read(head_id)
         copy = msgspec.structs.replace(
             head,
             id=uuid4().hex,
@@ -407,17 +438,16 @@ class Heads:
             num_tokens=end,
             pins=(),
             continues=b"",
-            turns=tuple(one for one in head.turns if one.end <= end),
             layout=head.layout if end == head.num_tokens else "",
         )
         path, staged = self.known[head_id].path, None
+        file = HeadFile(copy, token_ids[:end], cut(said, end))
         if path is not None:
             tensors = read_end(path) if end == head.num_tokens else []
             staged = self.staging_path()
             self._before_change()
-            write_head(staged, copy, token_ids[:end], tensors)
-        token_ids = token_ids[:end]
-        return self._publish(staged, copy, token_ids, self._blocks_of(copy, token_ids), frozenset())
+            write_head(staged, copy, file.token_ids, tensors, file.said)
+        return self._publish(staged, file, self._blocks_of(copy, file.token_ids), frozenset())
 
     @_alone
     def keep_ahead(self, model: bytes, owner: Owner, name: str) -> KnownHead:
@@ -430,7 +460,7 @@ class Heads:
         staged = self.staging_path()
         self._before_change()
         write_head(staged, head, ())
-        return self._publish(staged, head, (), (), frozenset())
+        return self._publish(staged, HeadFile(head, ()), (), frozenset())
 
     @_alone
     def mark(self, head_id: str, *, pins: Iterable[str], ttl_s: float | None) -> KnownHead:
@@ -438,15 +468,15 @@ class Heads:
 
         Raises as `fork`.
         """
-        known, (head, token_ids) = self.known[head_id], self.read(head_id)
-        marked = msgspec.structs.replace(head, pins=tuple(sorted({*pins})), ttl_s=ttl_s)
-        blocks, path = self._blocks_of(marked, token_ids), known.path
+        known, file = self.known[head_id], self.read(head_id)
+        marked = msgspec.structs.replace(file.head, pins=tuple(sorted({*pins})), ttl_s=ttl_s)
+        blocks, path = self._blocks_of(marked, file.token_ids), known.path
         if path is not None:
             staged = self.staging_path()
             self._before_change()
-            write_head(staged, marked, token_ids, read_end(path))
+            write_head(staged, marked, file.token_ids, read_end(path), file.said)
             path = self._place(staged, marked, blocks)
-        num_bytes, end_bytes = self._bytes_of(path, marked, known.end, token_ids)
+        num_bytes, end_bytes = self._bytes_of(path, file._replace(head=marked), known.end)
         marked_head = known._replace(head=marked, num_bytes=num_bytes, end_bytes=end_bytes)
         self._learn(marked_head, blocks, self._ends_in[head_id])
         if path:
@@ -558,17 +588,17 @@ class Heads:
             if known is None or known.path is None:
                 continue
             with suppress(SlotDamaged, SlotMissing):  # then it is gone
-                token_ids = self.read(head_id).token_ids
+                _, token_ids, said = self.read(head_id)
                 head, staged = msgspec.structs.replace(known.head, layout=""), self.staging_path()
                 self._before_change()
-                write_head(staged, head, token_ids)
+                write_head(staged, head, token_ids, (), said)
                 with reported(known.path):
                     used_ns = known.path.stat().st_mtime_ns  # by which readers know the last ones
                     os.utime(staged, ns=(used_ns, used_ns))
                     staged.replace(known.path)
                 for key in self._parts_of(head, known.end):
                     self.slots.remove_end(key)
-                sizes = self._bytes_of(known.path, head, known.end, token_ids)
+                sizes = self._bytes_of(known.path, HeadFile(head, token_ids, said), known.end)
                 known = known._replace(head=head, num_bytes=sizes[0], end_bytes=sizes[1])
                 self.known[head_id] = known
                 self._write(Change([known]))
@@ -680,8 +710,8 @@ class Heads:
         self._ends.setdefault(known.head.owner, {})[known.end] = known.head.id
         if KEPT in known.head.pins:
             self._kept.setdefault(_conversation_of(known.head), set()).add(known.head.id)
-        for turn in known.head.turns:
-            self._turns.setdefault(turn.digest, {})[known.head.id] = turn
+        for digest in _digests(known):
+            self._by_digest.setdefault(digest, set()).add(known.head.id)
 
     def _unlearn(self, known: KnownHead) -> None:
         head = known.head
@@ -696,11 +726,11 @@ class Heads:
             kept.discard(head.id)
             if not kept:
                 del self._kept[_conversation_of(head)]
-        for turn in head.turns:
-            heads = self._turns[turn.digest]
-            heads.pop(head.id, None)
+        for digest in _digests(known):
+            heads = self._by_digest[digest]
+            heads.discard(head.id)
             if not heads:
-                del self._turns[turn.digest]
+                del self._by_digest[digest]
         self._replaced.discard(head.id)
         ends_in = self._ends_in.pop(head.id, frozenset())
         self._num_with_end.subtract(ends_in)
@@ -721,15 +751,14 @@ class Heads:
     def _leave_end(self, head: Head, end: bytes) -> None:
         self._left_parts |= dict.fromkeys(self._parts_of(head, end))
 
-    def _bytes_of(
-        self, path: Path | None, head: Head, end: bytes, token_ids: Sequence[int]
-    ) -> tuple[int, int]:
+    def _bytes_of(self, path: Path | None, file: HeadFile, end: bytes) -> tuple[int, int]:
         """What a head takes of the disk, with what other ranks have of its end; and its end."""
         if path is None:
             return 0, 0
+        head = file.head
         end_bytes = sum(map(self.slots.end_bytes, self._parts_of(head, end)))
         with reported(path):
-            end_bytes += path.stat().st_size - bare_bytes(head, token_ids)
+            end_bytes += path.stat().st_size - bare_bytes(file)
         return self._disk_bytes_of(path, head, end), end_bytes
 
     def _disk_bytes_of(self, path: Path, head: Head, end: bytes) -> int:
@@ -834,7 +863,7 @@ class Heads:
     def _read_anew(self, path: Path, row: KnownHead | None) -> None:
         """Have a head of which the rows say too little."""
         try:
-            head, token_ids = read_head(path)
+            head, token_ids, said = file = read_head(path)
         except (SlotForeign, SlotMissing):
             return
         except SlotDamaged:
@@ -844,9 +873,10 @@ class Heads:
             return
         blocks, now_s = self._blocks_of(head, token_ids), self.now_s()
         end = self._end_of(head, token_ids, blocks)
-        last, sizes = blocks[-1] if blocks else None, self._bytes_of(path, head, end, token_ids)
+        last, sizes = blocks[-1] if blocks else None, self._bytes_of(path, file, end)
         times = (row.created_s, row.last_used_s, row.hits) if row else (now_s, now_s, 0.0)
-        known = KnownHead(head, last, end, path, (), *sizes, *times)
+        turns = b"".join(digests_of(said)), num_turns(said)
+        known = KnownHead(head, last, end, path, (), *sizes, *times, *turns)
         new = self._learn(known, blocks)
         self._write(Change([known], [(one, self.kept.blocks[one]) for one in new]))
 
@@ -882,6 +912,11 @@ def _read_staged(staged: Path | HeadFile) -> HeadFile:
     except SlotDamaged:
         staged.unlink(missing_ok=True)
         raise
+
+
+def _digests(known: KnownHead) -> list[bytes]:
+    all_of, size = known.digests, DIGEST_BYTES
+    return [all_of[start : start + size] for start in range(0, len(all_of), size)]
 
 
 def _read(known: KnownHead) -> HeadFile:

@@ -19,13 +19,13 @@ from sqlalchemy import Connection
 
 from store.database import Database
 from store.errors import IndexDamaged, StoreError
-from store.head_file import Head, KnownHead, Owner, Turn
+from store.head_file import Head, KnownHead, Owner
 from store.slots import BlockKey
 from store.tree import Block, Sizes
 
 _HEADS = """
-SELECT h.id, m.hash, asked, session, root, num_tokens, name, continues, turns, ttl_s, pins,
-  block_ms, last, "end", num_bytes, end_bytes, created_s, h.last_used_s, hits
+SELECT h.id, m.hash, asked, session, root, num_tokens, name, continues, ttl_s, pins, block_ms,
+  last, "end", num_bytes, end_bytes, created_s, h.last_used_s, hits, digests, num_turns
 FROM heads h JOIN models m ON m.id = h.model_id
 """
 _BLOCKS = """
@@ -38,7 +38,7 @@ INSERT OR IGNORE INTO models (hash, label, layout, last_used_s) VALUES (?, '', '
 """
 _PUT_HEAD = """
 INSERT OR REPLACE INTO heads VALUES
-  (?, (SELECT id FROM models WHERE hash = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+  (?, (SELECT id FROM models WHERE hash = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _PUT_BLOCK = """
 INSERT OR REPLACE INTO blocks (model_id, name, above, recompute_ms, slot_bytes, state_bytes,
@@ -49,8 +49,8 @@ _DROP_HEAD = "DELETE FROM heads WHERE id = ?"
 _DROP_BLOCK = "DELETE FROM blocks WHERE name = ?"
 
 _HeadTuple = tuple[
-    str, bytes, bytes, bytes, bytes, int, str, bytes, bytes, float | None, bytes, float,
-    bytes | None, bytes, int, int, float, float, float,
+    str, bytes, bytes, bytes, bytes, int, str, bytes, float | None, bytes, float,
+    bytes | None, bytes, int, int, float, float, float, bytes, int,
 ]  # fmt: skip
 _BlockTuple = tuple[int, bytes, bytes | None, float, int, int, int, int]
 _Rows = Sequence[tuple[object, ...]]
@@ -147,9 +147,9 @@ def _head_values(one: KnownHead) -> tuple[object, ...]:
     head, last = one.head, one.last.name if one.last else None
     pins = msgspec.msgpack.encode(head.pins)
     told = (head.ttl_s, pins, head.block_ms, last, one.end, one.num_bytes, one.end_bytes)
-    turns = msgspec.msgpack.encode(head.turns)
-    of = (head.id, head.model, *head.owner, head.num_tokens, head.name, head.continues, turns)
-    return (*of, *told, one.created_s, one.last_used_s, one.hits)
+    of = (head.id, head.model, *head.owner, head.num_tokens, head.name, head.continues)
+    times = (one.created_s, one.last_used_s, one.hits)
+    return (*of, *told, *times, one.digests, one.num_turns)
 
 
 def _load(connection: Connection) -> tuple[list[KnownHead], dict[BlockKey, Block]]:
@@ -175,14 +175,13 @@ def _load(connection: Connection) -> tuple[list[KnownHead], dict[BlockKey, Block
     return heads, blocks
 
 
-_read_turns: Callable[[bytes], tuple[Turn, ...]] = msgspec.msgpack.Decoder(tuple[Turn, ...]).decode
 _read_pins: Callable[[bytes], tuple[str, ...]] = msgspec.msgpack.Decoder(tuple[str, ...]).decode
 
 
 def _known(row: _HeadTuple) -> KnownHead:
-    head_id, model, asked, session, root, num_tokens, name, continues, turns = row[:9]
-    ttl_s, pins, block_ms, last, end = row[9:14]
-    num_bytes, end_bytes, created_s, last_used_s, hits = row[14:]
+    head_id, model, asked, session, root, num_tokens, name, continues = row[:8]
+    ttl_s, pins, block_ms, last, end = row[8:13]
+    num_bytes, end_bytes, created_s, last_used_s, hits, digests, num_turns = row[13:]
     head = Head(
         id=head_id,
         model=model,
@@ -190,11 +189,10 @@ def _known(row: _HeadTuple) -> KnownHead:
         num_tokens=num_tokens,
         name=name,
         continues=continues,
-        turns=_read_turns(turns),
         ttl_s=ttl_s,
         pins=_read_pins(pins),
         block_ms=block_ms,
     )
     block = BlockKey(model, last) if last else None
     sizes, times = (num_bytes, end_bytes), (created_s, last_used_s, hits)
-    return KnownHead(head, block, end, None, (), *sizes, *times)
+    return KnownHead(head, block, end, None, (), *sizes, *times, digests, num_turns)

@@ -37,14 +37,14 @@ class Chain(msgspec.Struct, frozen=True):
     """A conversation without a session id: its tokens, in four bytes each.
 
     Others have the first `num_shared` of them as well. `root` is what the names of its blocks of
-    `block_size` tokens begin with, and `folders` are those of its turns, as far as these are known.
+    `block_size` tokens begin with, and `beginning` names how it began, as far as that is known.
     """
 
     token_ids: bytes
     num_shared: int = 0
     root: bytes = b""
     block_size: int = 1
-    folders: tuple[str, ...] = ()
+    beginning: bytes = b""
 
 
 class Whom(msgspec.Struct, frozen=True):
@@ -76,8 +76,3 @@ class Whom(msgspec.Struct, frozen=True):
         if session_id is None:
             return False
         return session_id == self.session_id or conversation_key(secret, session_id) == self.key
-
-
-def model_key(secret: bytes, model: str) -> str:
-    """What stands for the name of a model in the names of files: 16 hex characters."""
-    return keyed_hash(secret, "model", model.encode()).hex()[:16]

@@ -109,7 +109,8 @@ class BlockRow(Table):
 
 class HeadRow(Table):
     """A head with a file. `last` is its last whole block, `end` the name of its end, `end_bytes`
-    what of `num_bytes` is behind `last`, `turns` and `pins` are packed; times are trusted time.
+    what of `num_bytes` is behind `last`, `pins` are packed; times are trusted time. Its `num_turns`
+    turns are found by `digests`, of 16 bytes each.
     """
 
     __tablename__ = "heads"
@@ -122,7 +123,6 @@ class HeadRow(Table):
     num_tokens: Mapped[int]
     name: Mapped[str]
     continues: Mapped[bytes]
-    turns: Mapped[bytes]
     ttl_s: Mapped[float | None]
     pins: Mapped[bytes]
     block_ms: Mapped[float]
@@ -133,6 +133,8 @@ class HeadRow(Table):
     created_s: Mapped[float]
     last_used_s: Mapped[float]
     hits: Mapped[float]
+    digests: Mapped[bytes]
+    num_turns: Mapped[int]
 
 
 class StoreState(Table):

@@ -14,9 +14,6 @@ from functools import cache
 from pathlib import Path
 
 SUFFIX = ".safetensors"
-PART = ".part"
-"""Ends the names of unfinished turns: nobody takes them for whole ones."""
-
 TEMPORARY = ".tmp-"
 _NAME = re.compile(
     r"\.tmp-(?P<boot>[0-9a-f]+)-(?P<pid>\d+)\.(?P<start>\d+)-(?P<of>.+)", flags=re.DOTALL
@@ -48,11 +45,6 @@ def is_from_before(name: str) -> bool:
     if match is None or not is_abandoned(name):
         return False
     return match["boot"] != boot_id() or int(match["start"]) < (_start_of(os.getpid()) or 0)
-
-
-def tells_no_writer(name: str) -> bool:
-    """Whether an unfinished file is called so that nobody can tell whose it is, as turns were."""
-    return name.startswith(TEMPORARY) and _NAME.fullmatch(name) is None
 
 
 @cache

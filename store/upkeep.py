@@ -20,10 +20,8 @@ from store.temp_names import (
     TEMPORARY,
     is_abandoned,
     is_from_before,
-    tells_no_writer,
     temp_name,
 )
-from store.turns import TURNS
 
 BALLAST = "ballast"
 BALLAST_BYTES = 32 << 20
@@ -70,20 +68,7 @@ def sweep_temp(root: Path) -> int:
 
     Returns how many. Raises StoreFailed.
     """
-    return _sweep([root]) + _sweep_text(root / TURNS)
-
-
-def _sweep_text(directory: Path) -> int:
-    """The same of turns, and the folders that held nothing else."""
-    with reported(directory):
-        paths = list(directory.glob(f"*/{TEMPORARY}*")) + list(directory.glob(f"*/*/{TEMPORARY}*"))
-    abandoned = [path for path in paths if is_abandoned(path.name) or tells_no_writer(path.name)]
-    for path in abandoned:
-        with reported(path):
-            path.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()
-    return len(abandoned)
+    return _sweep([root])
 
 
 def sweep_fan_out(directory: Path) -> int:

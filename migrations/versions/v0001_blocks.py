@@ -86,7 +86,6 @@ TABLES = (
         num_tokens INTEGER NOT NULL,
         name VARCHAR NOT NULL,
         continues BLOB NOT NULL,
-        turns BLOB NOT NULL,
         ttl_s DOUBLE,
         pins BLOB NOT NULL,
         block_ms DOUBLE NOT NULL,
@@ -97,6 +96,8 @@ TABLES = (
         created_s DOUBLE NOT NULL,
         last_used_s DOUBLE NOT NULL,
         hits DOUBLE NOT NULL,
+        digests BLOB NOT NULL,
+        num_turns INTEGER NOT NULL,
         PRIMARY KEY (id),
         FOREIGN KEY(model_id) REFERENCES models (id)
     )""",

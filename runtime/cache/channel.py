@@ -20,7 +20,6 @@ from runtime.kv_messages import (
     InMemory,
     KvNews,
     MemoryAsked,
-    RoomGiven,
 )
 from runtime.types import ModelSpec
 from runtime.wire import KvOptions
@@ -104,11 +103,6 @@ class BlockChannel(WorkerChannel):
         """Say it to the worker, if it is there."""
         if self.send is not None:
             self.send(news)
-
-    def tell_room(self, key: str, *, is_given: bool) -> None:
-        """Its writer waits for this."""
-        if self.send is not None:
-            self.send(RoomGiven(key=key, is_given=is_given))
 
     def drop(self, names: Iterable[bytes]) -> None:
         """Have nothing of these in its memory; nobody waits for that."""

@@ -20,6 +20,7 @@ from store.heads import Heads
 from store.keyed_names import Chain, Whom, conversation_key
 from store.slots import BlockKey
 from store.tree import Block
+from store.turns import beginning_of
 
 
 def conversation_of(head: Head) -> object:
@@ -145,7 +146,7 @@ class Inventory:
             model_hash=one.last.head.model.hex(),
             num_tokens=num_tokens,
             num_durable=num_durable,
-            num_turns=len(one.last.head.turns),
+            num_turns=one.last.num_turns,
             num_slots=len(blocks),
             disk_bytes=head_bytes + sum(size.warm + size.cold for size in sizes),
             own_bytes=head_bytes + sum(blocks[key].block.sizes.warm for key in own),
@@ -202,7 +203,8 @@ def whom_of(heads: Heads, head_id: str, block_size: int) -> Whom:
             raise UnknownConversation(
                 f"The conversation {head_id} has gone meanwhile.", "conversation"
             )
-        head, token_ids = heads.read(head_id)
+        head, token_ids, said = heads.read(head_id)
         shared = heads.num_shared(head_id, token_ids)
-    chain = Chain(pack_ids(token_ids), shared, head.owner.root, block_size)
+    root, beginning = head.owner.root, beginning_of(said)
+    chain = Chain(pack_ids(token_ids), shared, root, block_size, beginning)
     return Whom(model=head.name, chain=chain)

@@ -44,7 +44,6 @@ from store.records import Records
 from store.room import Limits, Room, Surroundings
 from store.slots import RANKS, BlockKey, Slots
 from store.temp_names import TEMPORARY
-from store.turns import TURNS
 from store.types import Tier
 
 INDEX = "index.db"
@@ -280,13 +279,13 @@ class BlockStore:
         return upkeep.disk_room(self.root)
 
     def _other_bytes(self) -> int:
-        """What the index may take; and what took a moment ago the turns, the ballast, and what an
-        earlier release left.
+        """What the index may take; and what took a moment ago the ballast, and what an earlier
+        release left.
         """
         looked_s, num_bytes = self._others
         if time.monotonic() - looked_s > _LOOK_AT_OTHERS_S or not looked_s:
             num_bytes = disk_bytes_of([self.root / upkeep.BALLAST])
-            num_bytes += bytes_below(self.root / TURNS, self.root / earlier.ASIDE)
+            num_bytes += bytes_below(self.root / earlier.ASIDE)
             self._others = time.monotonic(), num_bytes
         log = self.root / f"{INDEX}-wal"
         index_bytes = disk_bytes_of(one for one in self.root.glob(f"{INDEX}*") if one != log)

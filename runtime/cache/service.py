@@ -39,7 +39,6 @@ from runtime.cache.tending import (
     delete_head,
     deleted,
     deleted_head,
-    folders_of,
     heads_meant,
     terms_of,
 )
@@ -57,18 +56,18 @@ from runtime.kv_messages import (
     HotBudget,
     Kept,
     Opened,
-    RoomWanted,
     SliceLearned,
     Trouble,
+    TurnsFound,
+    TurnsWanted,
     Want,
 )
 from runtime.models.identified import Identity
 from runtime.types import ModelSpec
 from runtime.wire import KvCounts, KvOptions
 from store.block_names import HashChain
-from store.head_file import Head, HeadFile, Owner
+from store.head_file import Head, HeadFile, owner_of
 from store.heads import Heads, Published, TurnedAway
-from store.keyed_names import Asker, conversation_key, keyed_hash
 from store.keyed_names import Whom as Named
 from store.slots import BlockKey, Slots
 from store.types import ModelRow, RunFigures
@@ -80,6 +79,9 @@ _OPEN_PATIENCE_S = 3.0
 _NAMES_PATIENCE_S = 60.0
 _LOAD_SHARE = 4
 """Of the time that a load may take, what a loaded model may wait for the store."""
+
+_MAX_HEADS = 4
+"""So many heads are read to find a conversation's turns; each has all turns before its end."""
 
 _TROUBLES = frozenset({"full", "failed"})
 
@@ -322,8 +324,8 @@ class KvStore:
             message = f"The conversation {head_id} has gone meanwhile."
             raise UnknownConversation(message, "conversation")
 
-        head = heads.known[head_id].head
-        whom = await self._with(heads, lambda: self._whom_of(heads, head_id))
+        head, size = heads.known[head_id].head, self._settings.block_size
+        whom = await self._with(heads, lambda: whom_of(heads, head_id, size))
         if whom is None:
             raise StoreUnavailable(f"The store fails: {self.status.message}.")
         before = self._deletions.receive()
@@ -335,15 +337,6 @@ class KvStore:
         every = [gone] if gone is not None else []
         told = news, {head.model}
         return await self._dropped(before, told, every, is_deleted=bool(every))
-
-    def _whom_of(self, heads: Heads, head_id: str) -> Named:
-        """By what is deleted what has no session id: workers have its turns in memory as well."""
-        whom = whom_of(heads, head_id, self._settings.block_size)
-        if heads is self._unnamed or whom.chain is None:
-            return whom
-        head, token_ids = heads.read(head_id)
-        folders = folders_of(self._settings.kv_root, head, token_ids)
-        return structs.replace(whom, chain=structs.replace(whom.chain, folders=folders))
 
     async def _with(self, heads: Heads, work: Callable[[], T]) -> T | None:
         """What is done to the store's heads is done in its thread; None where it fails."""
@@ -474,8 +467,8 @@ class KvStore:
             case Trouble(reason=reason):
                 if reason in _TROUBLES:
                     self._life.fail(reason, "a worker could not write")
-            case RoomWanted():
-                self._life.spawn(self._give_room(channel, event))
+            case TurnsWanted():
+                self._life.spawn(self._find_turns(channel, event))
             case SliceLearned(num_tokens=size, device=device, was=was):
                 _log.info("prefill slice learned", model=channel.spec.id, size=size, was=was)
                 self.measured(channel, RunFigures(prefill_slice=size, slice_device=device))
@@ -610,12 +603,15 @@ class KvStore:
         given = await self._life.attempt(allow, "room")
         channel.tell(Allowance(given or 0))
 
-    async def _give_room(self, channel: BlockChannel, wanted: RoomWanted) -> None:
-        """A file of turns, which is counted among what else the store takes."""
-        given = await self._life.attempt(
-            lambda store: store.room.spare_bytes() >= wanted.num_bytes, "room"
-        )
-        channel.tell_room(wanted.key, is_given=bool(given))
+    async def _find_turns(self, channel: BlockChannel, wanted: TurnsWanted) -> None:
+        """A request waits to be read; not while a store is opened."""
+        model, digests = channel.model_hash, wanted.digests
+        found: list[Path] = []
+        if self._life.store is not None:
+            found = await asyncio.to_thread(
+                self._life.store.heads.with_turns, model, wanted.owner, digests, _MAX_HEADS
+            )
+        channel.tell(TurnsFound(number=wanted.number, paths=tuple(map(str, found))))
 
     async def _bring(self, channel: BlockChannel, names: Sequence[bytes]) -> None:
         keys = [BlockKey(channel.model_hash, one) for one in names]
@@ -658,16 +654,10 @@ def _disk_figures(store: BlockStore) -> DiskFigures:
     return DiskFigures(tiers, room.free_bytes, room.floor_bytes, store.room.warm_bytes)
 
 
-def _owner_of(secret: bytes, asker: Asker, root: bytes) -> Owner:
-    session_id = asker.session_id
-    session = b"" if session_id is None else conversation_key(secret, session_id)
-    return Owner(keyed_hash(secret, "model", asker.model.encode()), session, root)
-
-
 def _told_head(chain: HashChain, model: bytes, secret: bytes, ended: Ended) -> HeadFile:
     """A head that was told with its tokens."""
     token_ids = array("I", ended.token_ids)
-    owner = _owner_of(secret, ended.asker, chain.root_of(ended.tenant))
+    owner = owner_of(secret, ended.asker, chain.root_of(ended.tenant))
     head = Head(
         id=ended.head_id,
         model=model,

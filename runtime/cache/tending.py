@@ -6,18 +6,16 @@ store fails.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from runtime import kv_sizes
 from runtime.cache.conversations import KeptConversation, KnownModels, models_beginning
-from runtime.cache.inventory import Conversation, Inventory, conversation_of, whom_of
+from runtime.cache.inventory import Conversation, Inventory, conversation_of
 from runtime.cache.opened import BlockStore, Terms
 from runtime.cache.verification import Verified
 from runtime.cache.views import (
@@ -34,22 +32,19 @@ from runtime.errors import InterchangeFailed, UnknownConversation
 from runtime.models import identified
 from runtime.ranks import KvForm
 from runtime.types import ModelSpec
-from store import earlier, turns, upkeep
+from store import earlier, upkeep
 from store.errors import SlotDamaged, SlotMissing
-from store.head_file import HEAD, Head, KnownHead
+from store.head_file import HEAD, KnownHead
 from store.heads import Heads, Whom
 from store.keyed_names import Whom as Named
 from store.keyed_names import conversation_key, keyed_hash
 from store.kv_file import open_file
 from store.room import Limits
 from store.slots import BlockKey
-from store.turns import Folders, TurnTokens
 from store.types import Tier
 
 _CHECKPOINT_TRIES = 5
 _NAME_CHARS = 32
-_ASKED_CHARS = 16
-"""Of what stands for the name of a model, in the names of files: `keyed_names.model_key`."""
 
 
 def terms_of(settings: Settings) -> Terms:
@@ -157,10 +152,7 @@ def branch(
     for one in inventory.of_sessions([source])[source]:
         head, end = one.last.head, ends.get(one.last.head.name, 0)
         if (end := min(end, head.num_tokens)) > 0:
-            tokens = TurnTokens(array("I", store.heads.read(head.id).token_ids))
             store.branch(one.last, session, end)
-            whose = head.owner.session.hex(), session.hex()
-            turns.branch(store.root, head.model, *whose, tokens, end)
 
 
 # Exchange
@@ -306,36 +298,17 @@ def _num_slots(heads: Heads) -> int:
 def delete(
     store: BlockStore, whom: Named, models: Collection[bytes] | None, number: int | None = None
 ) -> Gone:
-    """Delete the heads that are meant, and first what else of their text is kept beside them.
+    """Delete the heads that are meant, and first what may be of their text beside them.
 
     Raises as `Heads.delete`.
     """
     _clear_traces(store)
-    meant = heads_meant(store.secret, whom, models)
-    asked = meant.asked.hex()[:_ASKED_CHARS] if meant.asked is not None else None
-    if meant.session is not None:
-        turns.drop_folders(store.root, Folders(conversation=meant.session.hex(), name=asked))
-    elif asked is not None:
-        turns.drop_folders(store.root, Folders(name=asked))
-    else:
-        for model in [None] if models is None else models:
-            turns.drop_turns(store.root, model)
-    return deleted(store.heads, meant, number)
+    return deleted(store.heads, heads_meant(store.secret, whom, models), number)
 
 
 def delete_head(store: BlockStore, head_id: str, number: int | None = None) -> Gone:
-    """The same of a head without a session.
-
-    Raises as `Heads.delete_head`, and UnknownConversation where there is no such head.
-    """
-    whom = whom_of(store.heads, head_id, store.block_size)
+    """The same of a head without a session; raises as `Heads.delete_head`."""
     _clear_traces(store)
-    with store.heads.lock:
-        known = store.heads.known.get(head_id)
-    if known is not None and whom.chain is not None:
-        head, tokens = known.head, TurnTokens(array("I", whom.chain.token_ids))
-        asked = head.owner.asked.hex()[:_ASKED_CHARS]
-        turns.drop_chain(store.root, head.model, asked, tokens, head.owner.root)
     return deleted_head(store.heads, head_id, number)
 
 
@@ -346,12 +319,6 @@ def _clear_traces(store: BlockStore) -> None:
     upkeep.sweep_temp(store.root)
     upkeep.sweep_staged(store.staging_folders, before_s=0.0)
     earlier.remove(store.root)
-
-
-def folders_of(root: Path, head: Head, token_ids: Sequence[int]) -> tuple[str, ...]:
-    """The folders with turns that a head without a session is made of."""
-    asked, tokens = head.owner.asked.hex()[:_ASKED_CHARS], TurnTokens(array("I", token_ids))
-    return turns.folders_of(root, head.model, asked, tokens, head.owner.root)
 
 
 # Work

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from runtime.cache.opened import HEADS, INDEX, SLOTS, BlockStore
 from runtime.cache.verification import StoredFile, files_of, verify
 from runtime.cache.views import CollectedView
-from store import earlier, turns, upkeep
+from store import earlier, upkeep
 from store.errors import ColdAway
 from store.slots import BlockKey
 
@@ -30,7 +30,6 @@ _STAGED_S = 600.0
 """What was staged longer ago is published by nobody any more, if its writer has ended."""
 
 _REMEMBERED_S = 90 * 86_400.0
-_ORPHANED_S = 86_400.0
 
 
 def keep(store: BlockStore) -> list[BlockKey]:
@@ -46,7 +45,7 @@ def make_room(store: BlockStore) -> list[BlockKey]:
 
 
 def tidy(store: BlockStore) -> list[BlockKey]:
-    """Unfinished files, what was put aside, old rows and turns, the ballast, the WAL."""
+    """Unfinished files, what was put aside, old rows, the ballast, the WAL."""
     root = store.root
     upkeep.sweep_temp(root)
     upkeep.sweep_staged(store.staging_folders, time.time() - _STAGED_S)
@@ -57,7 +56,6 @@ def tidy(store: BlockStore) -> list[BlockKey]:
     earlier.remove(root, earlier.KEPT_S)
     store.keep_ballast()
     store.records.trim(store.clock.now_s() - _REMEMBERED_S).result()
-    _drop_old_turns(store)
     store.database.checkpoint().result()
     return []
 
@@ -96,9 +94,8 @@ def sweep_orphans(store: BlockStore, loaded: Collection[bytes]) -> list[BlockKey
 
 
 def forget_all(store: BlockStore) -> None:
-    """Remove what is left when all heads are deleted: past requests, turns, what was set aside."""
+    """Remove what is left when all heads are deleted: past requests, what was set aside."""
     store.records.forget_requests().result()
-    turns.drop_turns(store.root)
     upkeep.remove_asides(store.root, INDEX)
     earlier.remove(store.root)
 
@@ -134,21 +131,3 @@ def _name_of(file: StoredFile) -> str:
     if file.key is None:
         return f"{HEADS}/{file.head_id}"
     return f"{SLOTS}/{file.key.model.hex()}/{file.key.name.hex()}/{file.kind}"
-
-
-def _drop_old_turns(store: BlockStore) -> None:
-    """Of conversations without heads those of long ago; of models without any after a day.
-
-    A folder is as old as both clocks say: only the wall clock says when it was written, and that
-    may have been set since.
-    """
-    with store.heads.lock:
-        heads = [one.head for one in store.heads.known.values()]
-    held = {(one.model.hex(), one.owner.session.hex()) for one in heads}
-    with_heads = {model for model, _ in held}
-    now_s = min(store.clock.now_s(), time.time())
-    for folder in turns.folders(store.root):
-        lives_s = _REMEMBERED_S if folder.model in with_heads else _ORPHANED_S
-        is_old = now_s - folder.mtime_ns / 1e9 > lives_s
-        if is_old and (folder.model, folder.conversation) not in held:
-            turns.drop_folder(folder)

@@ -14,6 +14,7 @@ from runtime.kv.deletions import Recognised
 from runtime.types import CacheMode, CacheTier, CacheUse, MissReason
 from store.block_names import HashChain
 from store.keyed_names import NOBODY, Asker
+from store.turns import NOTHING_SAID, Said
 from store.types import DEFAULT_TTL_S, MediaSpan, TtlClass, class_of
 
 
@@ -29,7 +30,8 @@ class CacheCursor:
     first `num_kept` tokens, all of which are in the tree. `limit` forbids to take up more, `asked`
     says from where runs had to be read. Pictures, at `media`, have identity ids among `token_ids`.
     It came after the deletion of the number `after_deletion`, and before later ones; by what it is
-    known whose it is then, besides `asker` and tokens, is as in `Recognised`.
+    known whose it is then, besides `asker` and tokens, is as in `Recognised`. What it has `said` of
+    its conversation goes with its head.
     The tiers give it its names, `root` of the `tenant` and `block_hashes`, and others when the
     store turns out to be another one.
     """
@@ -43,7 +45,7 @@ class CacheCursor:
     ttl_s: float | None = DEFAULT_TTL_S
     asker: Asker = NOBODY
     after_deletion: int = 0
-    beginning: bytes = b""
+    said: Said = NOTHING_SAID
     num_said: int = 0
     prefix_end: int = 0
     boundaries: tuple[int, ...] = ()
@@ -85,8 +87,8 @@ class CacheCursor:
     @property
     def recognised(self) -> Recognised:
         """Whose it is, for deletions."""
-        came_after, (beginning, num_said) = self.after_deletion, (self.beginning, self.num_said)
-        return Recognised(self.asker, came_after, self.token_ids, beginning, num_said, self.root)
+        known = self.token_ids, self.said.beginning, self.num_said, self.root
+        return Recognised(self.asker, self.after_deletion, *known)
 
     def delete(self) -> None:
         """What it is of was deleted: nothing of it is kept from now on, nor reused."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from runtime.kv_messages import Forget
 from store.block_names import num_common
 from store.keyed_names import NOBODY, Asker, Chain
-from store.turns import Folders, unnamed_folder
 
 _STRAY_TOKENS = 8
 """Of the end of an answer: its KV may end before its last one, or a client give them otherwise."""
@@ -70,10 +69,10 @@ def concerns(news: Forget, one: Recognised) -> bool:
     whom = news.whom
     if whom.chain is None:
         return whom.means(one.asker, news.secret)
-    return one.asker == Asker(whom.model or "") and _is_of_chain(whom.chain, one, news.secret)
+    return one.asker == Asker(whom.model or "") and _is_of_chain(whom.chain, one)
 
 
-def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:
+def _is_of_chain(chain: Chain, one: Recognised) -> bool:
     """Whether it goes on from what nobody but the chain has.
 
     Who only begins with the same system prompt does not, nor who goes on from a turn that leaves
@@ -94,9 +93,8 @@ def _is_of_chain(chain: Chain, one: Recognised, secret: bytes) -> bool:
         return True
     if one.num_said > num_same + 1:
         return False
-    if one.beginning and chain.folders:
-        folder = unnamed_folder(secret, one.beginning, chain.root)
-        return any(name in Folders(conversation=folder) for name in chain.folders)
+    if one.beginning and chain.beginning:
+        return one.beginning == chain.beginning
     is_within = num_same >= len(one.token_ids) - 1
     return is_within or num_same - chain.num_shared >= min(chain.block_size, num_own // 2)
 

@@ -129,7 +129,7 @@ def _read_block_file(path: Path, before: array[int]) -> _BlockFile:
     """A slot, the states at its end, or a head, behind these tokens; every byte is compared."""
     kind = kind_of(path)
     if kind == HEAD:
-        head, token_ids = read_head(path)
+        head, token_ids, _ = read_head(path)
         read_end(path)
         if array("I", token_ids[: len(before)]) != before:
             raise SlotDamaged("the head is not of these blocks")

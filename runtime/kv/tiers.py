@@ -44,9 +44,9 @@ from runtime.kv_messages import (
 )
 from runtime.wire import KvCounts
 from store.block_names import HashChain
-from store.head_file import Head, Owner
-from store.keyed_names import conversation_key, keyed_hash
+from store.head_file import Head, owner_of
 from store.slots import BlockKey
+from store.turns import Turn
 
 _TOLD_SHARE = 8
 """Of a long prompt a head is told each time when that share of it is new."""
@@ -251,9 +251,17 @@ class Tiers:
         return 0 if cursor.mode == "off" else self._finder.find(cursor).num_tokens
 
     def on_finished(
-        self, cursor: CacheCursor, output_ids: Sequence[int], kv: Sequence[Any]
+        self,
+        cursor: CacheCursor,
+        output_ids: Sequence[int],
+        kv: Sequence[Any],
+        turn: Turn | None = None,
     ) -> None:
-        """A sequence ended; its caches, which nobody changes any more, hold prompt and output."""
+        """A sequence ended; its caches, which nobody changes any more, hold prompt and output. It
+        is a `turn` of its conversation, if it is to be known again.
+        """
+        if turn is not None:
+            cursor.said = cursor.said._replace(turns=(*cursor.said.turns, turn))
         if cursor.mode == "full":
             token_ids = array("I", cursor.token_ids) + array("I", output_ids)
             cursor.extend(self._state.chain, token_ids)
@@ -423,11 +431,10 @@ class Tiers:
             return
         token_ids, told = array("I", cursor.token_ids[:end]), _told(cursor, end, continues)
         _, ttl_s = cursor.worth(0)
-        owner = owner_of(self._disk.secret, cursor)
         head = Head(
             id=told.head_id,
             model=self._state.model_hash,
-            owner=owner,
+            owner=owner_of(self._disk.secret, cursor.asker, cursor.root),
             num_tokens=end,
             name=cursor.asker.model,
             continues=continues,
@@ -443,6 +450,7 @@ class Tiers:
             end_name,
             told,
             cursor.num_prompt,
+            cursor.said,
             end=self._end(end_name, is_block=not end % size),
         )
         self._disk.writer.put_head(job, blocks)
@@ -627,13 +635,6 @@ def _told(cursor: CacheCursor, end: int, continues: bytes) -> Ended:
         ends=tuple(sorted(at for at in cursor.ends if at <= end)),
         continues=continues,
     )
-
-
-def owner_of(secret: bytes, cursor: CacheCursor) -> Owner:
-    """Whose a head is, by names that are keyed with the store's secret."""
-    session_id = cursor.asker.session_id
-    session = b"" if session_id is None else conversation_key(secret, session_id)
-    return Owner(keyed_hash(secret, "model", cursor.asker.model.encode()), session, cursor.root)
 
 
 def folders(root: Path) -> tuple[Path, Path]:

@@ -31,6 +31,7 @@ from store.head_file import Head, head_bytes, write_head
 from store.kv_file import Tensor
 from store.slots import BlockKey, SlotAbout, Slots, slot_bytes
 from store.temp_names import temp_name
+from store.turns import NOTHING_SAID, Said, packed
 
 PAUSE_AFTER_ERROR_S = 60.0
 REST_S = 3.0
@@ -78,6 +79,8 @@ class HeadJob:
     """As it is told, but for where it is staged."""
     num_prompt: int
     """So many of its first tokens were its prompt."""
+    said: Said = NOTHING_SAID
+    """What its file keeps of its conversation."""
     end: PackedKv | None = None
     """What is behind the last whole block; it is written when the model rests."""
     with_end: bool = False
@@ -406,10 +409,11 @@ class Writer:
             if open_names.isdisjoint(job.names):
                 self._staging[job.head.id] = job
                 return self._heads.pop(number)
-        if self._blocks:
-            key = next(iter(self._blocks))
-            self._writing.add(key)
-            return self._take(key)
+        # What is queued again while it is written has the same file: it is looked at afterwards.
+        for key in self._blocks:
+            if key not in self._writing:
+                self._writing.add(key)
+                return self._take(key)
         is_resting = self._is_idle and time.monotonic() >= self._rests_at_s
         # The older ones are to be told first: they make way for the end of the newest.
         is_first_over = not self._heads and all(one.with_end for one in self._staging.values())
@@ -488,7 +492,8 @@ class Writer:
         if job.end is not None and job.with_end:
             head = structs.replace(head, layout=job.end.layout)
         is_allowed = is_staged = is_refused = False
-        num_bytes = file_bytes(head_bytes(head, job.token_ids, job.tensors))
+        said = packed(job.said, job.token_ids)
+        num_bytes = file_bytes(head_bytes(head, job.token_ids, job.tensors, said))
         num_bytes *= job.end.num_parts if job.tensors and job.end else 1
         try:
             self._allowed.take(num_bytes, job.ended_s, is_pinned=bool(head.pins))
@@ -499,7 +504,7 @@ class Writer:
             if job.names:
                 self._slots.sync([head.model])
             self.others.sync(head.model)
-            write_head(path, head, job.token_ids, job.tensors)
+            write_head(path, head, job.token_ids, job.tensors, said)
             is_staged = True
         except OverCap as error:  # its conversation may have room again when it goes on
             is_refused = True

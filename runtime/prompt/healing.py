@@ -81,8 +81,8 @@ class Lineage(NamedTuple):
 
     `key` names the conversation up to the question, `way` are the turns that it goes on from;
     `begun` is what the client has the answer begin with, `bare` names the conversation up to the
-    question whatever its tools are, if it has some, and `tools` are all of these, packed; the rest
-    is as in `Turn`.
+    question whatever its tools are, if it has some, and `tools` are all of these, packed. A
+    `summary` stands for what was said before. The rest is as in `Turn`.
     """
 
     key: bytes
@@ -94,6 +94,7 @@ class Lineage(NamedTuple):
     begun: str = ""
     bare: bytes = b""
     tools: bytes = b""
+    summary: Turn | None = None
 
 
 @dataclass(slots=True)

@@ -25,11 +25,10 @@ from runtime.errors import InvalidRequest, RequestRejected
 from runtime.kv.layers import row_sizes
 from runtime.kv.others import ALONE
 from runtime.kv.reader import Reader
-from runtime.kv.room import AskedRoom
 from runtime.kv.state import KvState
 from runtime.kv.tiers import Disk, Tiers, folders
 from runtime.kv.writer import AllowedBytes, Writer
-from runtime.kv_messages import Allowance, Forget, Kept, Opened, RoomGiven
+from runtime.kv_messages import Allowance, Forget, Kept, Opened, TurnsFound
 from runtime.models.folder import as_of
 from runtime.prompt.seal import Seal
 from runtime.ranks import KvForm
@@ -67,7 +66,7 @@ from runtime.worker.input.intake_pool import REHEARSAL, IntakePool, refusal_of
 from runtime.worker.input.preparer import Bench, OverBudget
 from runtime.worker.input.sandbox import Sandbox, SandboxGone
 from runtime.worker.input.template import Template
-from runtime.worker.input.turns import TurnStore
+from runtime.worker.input.turns import AskedHeads, TurnStore
 from runtime.worker.kernels import CompiledKernels, kept_at, open_libraries
 from runtime.worker.model import LoadedModel
 from runtime.worker.output.families import call_form
@@ -87,11 +86,10 @@ from runtime.worker.zygote import Zygote, why_unfit
 from runtime.zygote import EXIT_SANDBOX_LOST, EXIT_UNFIT
 from store.block_names import HashChain
 from store.slots import Slots
-from store.turns import turns_root
 
 EXIT_TAINTED = 75
 _EXIT_GRACE_S = 20.0
-_TURNS_GRACE_S = 2.0
+_SENDING_GRACE_S = 2.0
 _LEAVING = frozenset({"flushing", "stopping"})
 
 
@@ -107,10 +105,9 @@ class Worker:
         self._preparation = Preparation(sandbox)
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._writer: tuple[Writer, threading.Thread] | None = None
-        self._room = AskedRoom(self._sender.send)
+        self._heads = AskedHeads(self._sender.send)
         self._allowed = AllowedBytes(self._sender.send)
-        self._turns, self._seal = TurnStore(room=self._room), Seal()
-        self._turning: threading.Thread | None = None
+        self._turns, self._seal = TurnStore(heads=self._heads), Seal()
         self._root: Path | None = None
         self._phase: WorkerPhase = "starting"
         self._reception: IntakePool | None = None
@@ -158,7 +155,6 @@ class Worker:
         self._sender.send(self._heartbeat())
         if self._is_heard:  # or nobody would publish what is written now
             flush(self._writer, self._sender.send, self._deadline)
-        self._close_turns()
         self._release()
         self._sender.close()
         sending.join(_EXIT_GRACE_S)
@@ -204,7 +200,6 @@ class Worker:
             decoder = Decoder(model, rows, _costs_of(options), draft=draft, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         engine.slices = _learner(options, Surroundings(model, scheduler, tiers, self._sender.send))
-        self._turning = _thread("turns", self._turns.run)
         composer = Composer(
             template=template,
             turns=self._turns,
@@ -270,15 +265,13 @@ class Worker:
             self._quit()
         for command in told if self._is_heard else ():  # who still writes is answered
             match command:
-                case RoomGiven():
-                    self._room.hear(command)
                 case Allowance():
                     self._allowed.hear(command)
                 case Kept():
                     self._inbox.put(command)
                 case _:
                     pass
-        self._room.close()
+        self._heads.close()
         self._allowed.close()
 
     def _obey(self, told: Iterator[Command]) -> bool:
@@ -294,8 +287,7 @@ class Worker:
                 case Opened(model_hash=model_hash, secret=secret):
                     self._seal.know(secret)
                     if self._root is not None:
-                        tenant_root = HashChain(secret, model_hash).root_of
-                        self._turns.attach(turns_root(self._root, model_hash), secret, tenant_root)
+                        self._turns.attach(secret, HashChain(secret, model_hash).root_of)
                     self._inbox.put(command)
                 case Submit():
                     self._put(command.request)
@@ -304,8 +296,8 @@ class Worker:
                 case Stop(exit_s=exit_s):
                     self._deadline.phase_s = exit_s
                     return True
-                case RoomGiven():
-                    self._room.hear(command)
+                case TurnsFound():
+                    self._heads.hear(command)
                 case Allowance():
                     self._allowed.hear(command)
                 case Forget():
@@ -359,11 +351,6 @@ class Worker:
             self._reception.close()
         self._inbox.put(Quit())
 
-    def _close_turns(self) -> None:
-        if self._turning is not None:
-            self._turns.close()
-            self._turning.join(_TURNS_GRACE_S)
-
     def _release(self) -> None:
         """Give memory back before exit: a hard end can strand wired memory on macOS."""
         self._phase = "stopping"
@@ -385,7 +372,7 @@ class Worker:
             self._sender.send(LoadError(message=why))
             self._sender.close()
             if self._sending is not None:
-                self._sending.join(_TURNS_GRACE_S)
+                self._sending.join(_SENDING_GRACE_S)
         os._exit(1 if self._engine is None and is_fault else EXIT_TAINTED)
 
     def _heartbeat(self) -> Heartbeat:

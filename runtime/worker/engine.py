@@ -35,6 +35,7 @@ from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.slice_learner import SliceLearner
 from runtime.worker.taint import raise_if_tainted
+from store.turns import Turn
 
 _MAX_FAILURES = 2
 _ANSWERS_S = 1.0
@@ -313,15 +314,15 @@ class Engine:
         sequence.is_finished = True
         group = sequence.group
         self._rows.remove(sequence)
-        if kv is not None:
-            _keep_answer(self._tiers, sequence, kv)
-        self._tiers.note_durable(group.cursor)
         request_id = group.request.request_id
-        output = sequence.output
+        output, turn = sequence.output, None
         self._say(sequence, output.finish(sequence.detokenizer.finish(), is_cut=reason != "stop"))
         if sequence.answer is not None:
             is_whole = reason == "stop" or not output.is_broken_off
-            sequence.answer.end(sequence.output_token_ids, output.cut, is_whole=is_whole)
+            turn = sequence.answer.end(sequence.output_token_ids, output.cut, is_whole=is_whole)
+        if kv is not None:
+            _keep_answer(self._tiers, sequence, kv, turn)
+        self._tiers.note_durable(group.cursor)
         finished = Finished(
             index=sequence.index,
             reason=output.reason(reason),
@@ -467,12 +468,12 @@ def _keep_at_start(tiers: Tiers, sequence: Sequence, kv: list[Any], num_tokens: 
         tiers.on_kv_start(group.cursor, [*prompt, *sequence.output_token_ids][:num_tokens], kv)
 
 
-def _keep_answer(tiers: Tiers, sequence: Sequence, kv: list[Any]) -> None:
+def _keep_answer(tiers: Tiers, sequence: Sequence, kv: list[Any], turn: Turn | None) -> None:
     group = sequence.group
     cursor = group.cursor if len(group.sequences) == 1 else group.cursor.fork()
     already = len(group.token_ids) - group.num_prompt_tokens
     with _keeping():
-        tiers.on_finished(cursor, sequence.output_token_ids[already:], kv)
+        tiers.on_finished(cursor, sequence.output_token_ids[already:], kv, turn)
 
 
 def _is_to_go_on(tiers: Tiers, group: SequenceGroup, waiting: Iterable[SequenceGroup]) -> bool:

@@ -23,6 +23,7 @@ from runtime.types import (
 )
 from runtime.worker.prompt_logprobs import Echo
 from runtime.worker.vision.images import ImageBatch
+from store.turns import Turn
 
 if TYPE_CHECKING:
     from runtime.worker.output.detokenizer import Detokenizer
@@ -36,7 +37,7 @@ class Noted(Protocol):
     @property
     def spoken(self) -> AnswerRecord: ...
 
-    def end(self, output_ids: list[int], cut: Cut | None, *, is_whole: bool) -> None: ...
+    def end(self, output_ids: list[int], cut: Cut | None, *, is_whole: bool) -> Turn | None: ...
 
 
 @dataclass(eq=False, slots=True)

@@ -112,7 +112,7 @@ def _check_tokens(store: BlockStore) -> None:
     """Each head goes through the blocks of its own tokens, and the slots there are have these."""
     size, used = store.block_size, set[BlockKey]()
     for known in list(store.heads.known.values()):
-        head, token_ids = store.heads.read(known.head.id)
+        head, token_ids, _ = store.heads.read(known.head.id)
         names = store.chain_of(head.model).block_hashes(token_ids, root=head.owner.root)
         keys = [BlockKey(head.model, name) for name in names]
         assert [*store.heads.kept.chain(known.last)][::-1] == keys

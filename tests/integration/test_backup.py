@@ -69,8 +69,8 @@ def test_a_conversation_goes_on_warm_in_another_home_from_a_copy_of_a_running_se
 
 
 def kept_bytes(home: Path) -> dict[str, bytes]:
-    """What must not change: slots, turns and the databases, without what SQLite keeps beside."""
-    files = [*home.glob("kv/slots/**/*.safetensors"), *home.glob("kv/turns/**/*.turn")]
+    """What must not change: slots, heads and the databases, without what SQLite keeps beside."""
+    files = [*home.glob("kv/slots/**/*.safetensors"), *home.glob("kv/heads/**/*.safetensors")]
     files += [home / name for name in DATABASES]
     return {str(file.relative_to(home)): file.read_bytes() for file in files if file.is_file()}
 

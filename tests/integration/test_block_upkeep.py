@@ -30,7 +30,6 @@ from store.heads import Published
 from store.kv_file import Tensor
 from store.slots import BlockKey, SlotAbout
 from store.temp_names import temp_name
-from store.turns import TURNS
 from store.types import RequestRow
 from tests.integration.test_kv_blocks_kept import kept, prompt, reused, serving
 from tests.tiny_models import write_model
@@ -253,30 +252,6 @@ async def test_tidying_removes_what_nobody_finishes_and_nothing_else(home: Path)
         assert sorted(root.rglob("*.safetensors")) == before
 
 
-async def test_old_turns_go_unless_their_conversation_is_kept(home: Path):
-    async with opened(home) as (_, store, contents):
-        put(store, 1, b"kept" * 4)
-
-        def turn(model: bytes, conversation: str, age_s: float) -> Path:
-            path = store.root / TURNS / model.hex() / f"{conversation}.name" / "a.turn"
-            make(path, age_s)
-            age(path.parent, age_s)
-            return path
-
-        stays = [
-            turn(MODEL, (b"kept" * 4).hex(), 100 * DAY_S),
-            turn(MODEL, b"gone".hex(), 80 * DAY_S),
-            turn(OTHER, b"gone".hex(), DAY_S / 2),
-        ]
-        goes = [
-            turn(MODEL, b"long ago".hex(), 100 * DAY_S),
-            turn(OTHER, b"without".hex(), 2 * DAY_S),
-        ]
-        await do(contents, "tidy")
-        assert all(one.exists() for one in stays)
-        assert not any(one.parent.exists() for one in goes)
-
-
 async def test_the_ballast_is_part_of_what_the_store_takes(home: Path):
     most_bytes = 64 << 20
     async with opened(home, cache_max_bytes=most_bytes) as (kv, store, contents):
@@ -407,7 +382,6 @@ async def test_deleting_everything_leaves_no_trace_of_what_was_asked(home: Path)
         traces = [
             make(store.root / f"{INDEX}.aside-1"),
             make(store.root / f"{INDEX}.aside-1-wal"),
-            make(store.root / TURNS / MODEL.hex() / "u-1.name" / "a.turn"),
         ]
         removed = await contents.remove_all()
         assert (removed.num_conversations, removed.num_slots) == (1, 4)

@@ -112,7 +112,7 @@ async def test_what_goes_on_after_a_kill_stays_one_conversation(home: Path):
         await kept(kv)
         assert kv.store is not None
         [head_id] = kv.store.heads.known
-        _, said = kv.store.heads.read(head_id)
+        _, said, _ = kv.store.heads.read(head_id)
         pid = worker_of(supervisor).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,10 +33,12 @@ from runtime.types import (
     ToolCallDelta,
 )
 from runtime.worker.input.compose import MAX_BOUNDARIES, Composed, Composer
+from runtime.worker.input.intake import said_by
 from runtime.worker.input.intake_pool import REHEARSAL
 from runtime.worker.input.preparer import PromptPreparer
 from runtime.worker.input.template import Template, inner_tokenizer
 from runtime.worker.input.turns import PendingTurn, TurnStore
+from tests.kept_turns import KeptHeads
 from tests.templates import TEMPLATES, template_of
 
 LOOK = Tool(name="look", description="Look.", parameters='{"type": "object"}')
@@ -52,12 +53,6 @@ class Counted:
     num_healed_turns: int = 0
 
 
-def kept_at(root: Path, secret: bytes = b"secret", **fields: Any) -> TurnStore:
-    turns = TurnStore(**fields)
-    turns.attach(root, secret)
-    return turns
-
-
 def num_healed(composed: Composed) -> int:
     return sum(one.num_places for one in composed.changes if one.rule == "healed_turn")
 
@@ -65,9 +60,16 @@ def num_healed(composed: Composed) -> int:
 class Talk:
     """One model's composer, and what the model says."""
 
-    def __init__(self, template: Template, store: TurnStore, **fields: Any) -> None:
+    def __init__(
+        self,
+        template: Template,
+        store: TurnStore,
+        heads: KeptHeads | None = None,
+        **fields: Any,
+    ) -> None:
         self.template = template
         self.store = store
+        self.heads = heads
         self.counts = Counted()
         eos = frozenset(template.encode(END).token_ids)
         given: dict[str, Any] = {"context": 8192, "needs_state": True, "eos_token_ids": eos}
@@ -110,7 +112,7 @@ class Talk:
         output = self.template.encode(raw).token_ids
         assert composed.lineage is not None
         known = self.store, composed.lineage, self.template
-        answer = PendingTurn(*known, composed.token_ids, True)
+        answer = PendingTurn(*known, composed.token_ids)
         answer.spoken.add(ReasoningDelta(index=0, text=thoughts))
         for number, call in enumerate(calls):
             delta = ToolCallDelta(
@@ -118,8 +120,13 @@ class Talk:
             )
             answer.spoken.add(delta)
         answer.spoken.add(TextDelta(index=0, text=text))
-        answer.end(output, None if stop is None else Cut(stop, is_last))
-        return [*composed.token_ids, *output]
+        turn = answer.end(output, None if stop is None else Cut(stop, is_last))
+        token_ids = [*composed.token_ids, *output]
+        if self.heads is not None and turn is not None:
+            said = said_by(composed.lineage)
+            said = said._replace(turns=(*said.turns, turn))
+            self.heads.keep(composed.lineage.scope, token_ids[:-1], said)
+        return token_ids
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         return "".join(self.template.token_text(token_id)[0] for token_id in token_ids)
@@ -445,51 +452,45 @@ def test_a_healed_prompt_that_does_not_fit_is_read_without_its_thinking(talk: Ta
 
 
 def test_turns_survive_a_restart_in_private_files(tmp_path: Path):
-    template, root = template_of(tmp_path, "qwen3"), tmp_path / "kv" / "turns" / "model"
-    root.parent.parent.mkdir()
-    talk = Talk(template, kept_at(root))
+    template, heads = template_of(tmp_path, "qwen3"), KeptHeads(tmp_path / "kv")
+    talk = Talk(template, heads.turns(), heads)
     before = talk.says(talk.compose(SYSTEM, USER, session="s"), RAW_CALL, calls=(CALL,))
-    talk.store.close()
-    talk.store.run()
-    (file,) = (path for path in root.rglob("*") if path.is_file())
+    (file,) = heads.files
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (root, file.parent)} == {0o700}
-    assert array("I", before).tobytes() in file.read_bytes()
-    again = Talk(template, kept_at(root))
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    again = Talk(template, heads.turns())
     healed = again.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, session="s")
     assert healed.token_ids[: len(before)] == before
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "delete"])
-def test_a_damaged_or_deleted_file_is_a_turn_that_is_not_known(tmp_path: Path, harm: str):
-    template, root = template_of(tmp_path, "qwen3"), tmp_path / "turns" / "model"
-    talk = Talk(template, kept_at(root))
+def test_a_damaged_or_deleted_head_is_a_turn_that_is_not_known(tmp_path: Path, harm: str):
+    template, heads = template_of(tmp_path, "qwen3"), KeptHeads(tmp_path / "kv")
+    talk = Talk(template, heads.turns(), heads)
     talk.says(talk.compose(SYSTEM, USER), RAW_CALL, calls=(CALL,))
-    talk.store.close()
-    talk.store.run()
-    (file,) = (path for path in root.rglob("*") if path.is_file())
+    (file,) = heads.files
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data if harm == "flip" else data[:-7])
     if harm == "delete":
         file.unlink()
-    composed = talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT)
+    again = Talk(template, heads.turns())
+    composed = again.compose(SYSTEM, USER, echo('{"at":7}'), RESULT)
     assert not num_healed(composed)
 
 
-def test_the_conversations_idle_longest_leave_the_disk_first(tmp_path: Path):
-    template, root = template_of(tmp_path, "qwen3"), tmp_path / "turns" / "model"
-    talk = Talk(template, kept_at(root, max_disk_bytes=2500))
-    for number in range(8):
-        user = Message(role="user", text=f"step {number}")
-        talk.says(talk.compose(SYSTEM, user, session=f"s{number}"), f"rain{END}", "rain")
-    talk.store.close()
-    talk.store.run()
-    sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
-    assert 0 < sum(sizes) <= 2500
-    user = Message(role="user", text="step 7")
-    last = talk.compose(SYSTEM, user, Message(role="assistant", text="rain"), USER, session="s7")
-    assert num_healed(last) == 1
+def test_the_server_is_asked_for_turns_that_are_not_in_memory_and_for_no_others(tmp_path: Path):
+    template, heads = template_of(tmp_path, "qwen3"), KeptHeads(tmp_path / "kv")
+    talk = Talk(template, heads.turns(), heads)
+    talk.says(talk.compose(SYSTEM, USER, session="s"), RAW_CALL, calls=(CALL,))
+    talk.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, session="s")
+    assert heads.asked == []
+    again = Talk(template, heads.turns())
+    for _ in range(2):
+        assert num_healed(again.compose(SYSTEM, USER, echo('{"at":7}'), RESULT, session="s")) == 1
+    assert len(heads.asked) == 1
+    again.compose(SYSTEM, USER, echo('{"at":8}'), RESULT, session="s")
+    assert len(heads.asked) == 2, "nobody said that"
 
 
 # Order of tools and system text

@@ -12,7 +12,6 @@ from runtime.cache.deletion_log import DeletionLog
 from runtime.kv.deletions import Deletions, Recognised
 from runtime.kv_messages import Forget
 from store.keyed_names import Asker, Chain, Whom, conversation_key
-from store.turns import unnamed_folder
 
 SECRET = b"secret"
 ANYBODY = Asker("m")
@@ -76,8 +75,7 @@ def test_who_shares_no_more_than_what_others_have_is_not_meant():
 
 
 def test_who_began_otherwise_or_goes_on_from_another_turn_is_not_meant():
-    folder = unnamed_folder(SECRET, b"began", b"r")
-    of = chain(num_shared=0, folders=(f"{folder}.name",))
+    of = chain(num_shared=0, beginning=b"began")
     sibling = [*SYSTEM, *range(300, 400)]
     assert means_chain(sibling, of), "nothing else is known of it"
     assert not means_chain(sibling, of, beginning=b"otherwise")

@@ -51,7 +51,7 @@ def test_it_is_set_aside_and_all_else_stays(root: Path, has_index: bool):
         (root / "index.db").unlink()
     earlier.set_aside(root)
     left = {"slots", "quarantine", "index.db.aside-1"} | ({"index.db"} if has_index else set())
-    assert names_in(root) == {"turns", "secret", "format-2"}
+    assert names_in(root) == {"secret", "format-2"}
     assert names_in(root / "format-2") == left
     (slot,) = (root / "format-2").rglob("*.safetensors")
     assert slot.stat().st_size == SLOT_BYTES

@@ -81,7 +81,7 @@ def interrupted(talk: Talk, composed: Composed, output: list[int]) -> None:
     """The model said this when it was told to stop."""
     said = told(talk, composed, output)
     assert composed.lineage is not None
-    answer = PendingTurn(talk.store, composed.lineage, talk.template, composed.token_ids, True)
+    answer = PendingTurn(talk.store, composed.lineage, talk.template, composed.token_ids)
     answer.spoken = said.record
     for chunk in said.rest:
         answer.spoken.add(chunk)

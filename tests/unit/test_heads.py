@@ -43,7 +43,6 @@ from store.head_file import (
     Head,
     HeadFile,
     Owner,
-    Turn,
     heads_behind,
     read_head,
     write_head,
@@ -55,6 +54,7 @@ from store.opening import open_database
 from store.room import Limits, Room, Surroundings, file_bytes
 from store.slots import BlockKey, SlotAbout, Slots
 from store.temp_names import TEMPORARY
+from store.turns import Said, Turn, digests_of, packed, unpacked
 from store.types import Instant
 from store.upkeep import DiskRoom
 from tests.disk_observer import bytes_at_once
@@ -130,6 +130,16 @@ def kv_of(token_ids: Sequence[int], start: int, end: int) -> bytes:
 
 def keys_of(token_ids: Sequence[int]) -> list[BlockKey]:
     return [BlockKey(MODEL, name) for name in CHAIN.block_hashes(token_ids)]
+
+
+def digest_of(token_ids: Sequence[int]) -> bytes:
+    return blake2b(pack_ids(token_ids), digest_size=16).digest()
+
+
+def said_by(token_ids: Sequence[int]) -> bytes:
+    """All of it is one turn."""
+    turn = Turn(digest_of(token_ids), b"", 0, pack_ids(token_ids))
+    return packed(Said((turn,)), token_ids)
 
 
 class Machine(RuleBasedStateMachine):
@@ -257,7 +267,6 @@ class Machine(RuleBasedStateMachine):
             owner=Owner(b"asked", self.session[conversation], b""),
             num_tokens=len(token_ids),
             continues=CHAIN.end_hash(last, before[len(names) * BLOCK :]) if before else b"",
-            turns=(Turn(blake2b(pack_ids(token_ids), digest_size=8).digest(), len(token_ids)),),
             ttl_s=TTL_S if conversation in self.short else None,
             pins=(KEPT,) if conversation in self.pinned else (),
         )
@@ -337,7 +346,7 @@ class Machine(RuleBasedStateMachine):
                 return
             self.put(one, range(len(keys_of(one.token_ids))))
             self.before_change()
-            write_head(one.staged, one.head, one.token_ids)
+            write_head(one.staged, one.head, one.token_ids, (), said_by(one.token_ids))
             self.left_bytes[one.worker] -= file_bytes(2000)
 
         if not self.survives(work) and one in self.flight:
@@ -759,6 +768,14 @@ class Machine(RuleBasedStateMachine):
         assert {one.head.id: one for one in heads} == {
             one.head.id: one._replace(path=None) for one in kept
         }
+        for one in kept:
+            assert one.path is not None
+            with suppress(SlotDamaged, SlotMissing):
+                head, token_ids, said = read_head(one.path)
+                assert one.digests == b"".join(digests_of(said))
+                assert one.num_turns == len(unpacked(said, token_ids).turns)
+                found = self.heads.with_turns(MODEL, head.owner, digests_of(said), 99)
+                assert one.path in found or not one.num_turns
         tree = self.heads.kept
         known = {key: (block.above, block.sizes) for key, block in tree.blocks.items()}
         left = {key: (block.above, block.sizes) for key, block in self.heads.left_cold.items()}

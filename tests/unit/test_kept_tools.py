@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,11 +25,11 @@ from runtime.worker.input.kept import leaves_room
 from runtime.worker.input.template import Template
 from runtime.worker.input.turns import TurnStore
 from runtime.worker.output.dialect import Dialect
-from store.keyed_names import Whom
-from store.turns import Turn, read_turn
-from store.turns import packed as packed_turn
+from store.heads import Whom as HeadsOf
+from store.keyed_names import Whom, conversation_key
+from tests.kept_turns import SECRET, KeptHeads
 from tests.templates import template_of
-from tests.unit.test_compose import END, LOOK, SYSTEM, USER, Talk, kept_at
+from tests.unit.test_compose import END, LOOK, SYSTEM, USER, Talk
 
 CALLS = Dialect(tool_start="<tool_call>", tool_end="</tool_call>")
 SAID = Message(role="assistant", text="rain falls")
@@ -161,20 +160,19 @@ def test_what_does_not_go_on_from_the_conversation_gets_nothing_of_it(talk: Talk
 
 def test_it_survives_a_restart_and_goes_with_its_conversation(tmp_path: Path):
     template = template_of(tmp_path, "chatml")
-    talk = Talk(template, kept_at(tmp_path / "turns"), dialect=CALLS)
+    heads = KeptHeads(tmp_path / "kv")
+    talk = Talk(template, heads.turns(), heads, dialect=CALLS)
     before = begun(talk)
     more = talk.compose(SYSTEM, USER, SAID, USER, session="s", tools=(LOOK, READ))
     before = talk.says(more, RAW, "rain falls")
-    talk.store.close()
-    talk.store.run()
-    later = Talk(template, kept_at(tmp_path / "turns"), dialect=CALLS)
+    later = Talk(template, heads.turns(), dialect=CALLS)
     messages = (SYSTEM, USER, SAID, USER, SAID, SUMMARISE)
     composed = later.compose(*messages, session="s", tools=())
     assert composed.token_ids[: len(before)] == before
     assert rules(composed)["kept_tools"] == 2
-    later.store.forget(Whom(session_id="s"), b"secret")
+    heads.heads.delete(HeadsOf(session=conversation_key(SECRET, "s")))
+    later.store.forget(Whom(session_id="s"), SECRET)
     assert "kept_tools" not in rules(later.compose(*messages, session="s", tools=()))
-    assert not list((tmp_path / "turns").rglob("*.turn"))
 
 
 def test_where_calls_cannot_be_forbidden_or_one_is_demanded_nothing_is_shown(talk: Talk):
@@ -325,17 +323,6 @@ def test_a_spelling_changes_no_more_than_the_text_of_a_schema():
     assert changed is not None
     spelled = msgspec.structs.replace(strict, parameters=READ.parameters)
     assert changed.prompt == msgspec.structs.replace(prompt, tools=(LOOK, spelled))
-
-
-def test_turns_that_were_kept_before_there_were_tools_beside_them_are_read(tmp_path: Path):
-    turn = Turn(b"k" * 16, b"", 0, b"\1\0\0\0", (1,), 1, b"t")
-    data = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(turn))[:7])
-    path = tmp_path / "a-b.turn"
-    whole = packed_turn(turn)
-    check = blake2b(data, digest_size=16).digest()
-    path.write_bytes(check + data)
-    assert read_turn(path) == turn
-    assert len(data) < len(whole) - 16
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,11 +27,14 @@ from runtime.types import (
     ToolCall,
 )
 from runtime.worker.input.compose import Composed
+from runtime.worker.input.intake import said_by
 from runtime.worker.input.overflow import compose_within
 from runtime.worker.input.turns import TurnStore
-from store.keyed_names import Chain, Whom
+from store.heads import Whom as HeadsOf
+from store.keyed_names import Chain, Whom, conversation_key
+from tests.kept_turns import SECRET, KeptHeads
 from tests.templates import template_of
-from tests.unit.test_compose import END, LOOK, SYSTEM, Talk, chatml, kept_at
+from tests.unit.test_compose import END, LOOK, SYSTEM, Talk, chatml
 
 WINDOW = 1024
 
@@ -351,25 +353,23 @@ def test_what_nobody_waits_for_makes_no_summary():
 def test_a_summary_survives_a_restart_and_is_gone_with_its_conversation(
     tmp_path: Path, session: str | None
 ):
-    messages, store = long_talk(), kept_at(tmp_path)
-    talk = Talk(chatml(), store, needs_state=False, context=WINDOW)
+    messages, heads = long_talk(), KeptHeads(tmp_path)
+    talk = Talk(chatml(), heads.turns(), needs_state=False, context=WINDOW)
     first = wanted(talk, asked_for(messages, session))
     given = asked_for(messages, session, summaries=(Summary(first=first, text="The fox ate."),))
     composed = summed(talk, given)
-    store.close()
-    store.run()
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == int(session is not None)
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
-    restarted = Talk(talk.template, kept_at(tmp_path), needs_state=False, context=WINDOW)
+    assert composed.lineage is not None
+    known = heads.keep(composed.lineage.scope, composed.token_ids, said_by(composed.lineage))
+    restarted = Talk(talk.template, heads.turns(), needs_state=False, context=WINDOW)
+    kept = summed(restarted, asked_for(messages, session))
+    assert kept.token_ids == composed.token_ids
     if session is not None:
-        kept = summed(restarted, asked_for(messages, session))
-        assert kept.token_ids == composed.token_ids
+        heads.heads.delete(HeadsOf(session=conversation_key(SECRET, session)))
         whom = Whom(session_id=session)
     else:
-        wanted(restarted, asked_for(messages, session))
+        heads.heads.delete_head(known.head.id)
         whom = Whom(model="m", chain=Chain(array("I", composed.token_ids).tobytes()))
     for one in (talk, restarted):
-        one.store.forget(whom, b"secret")
+        one.store.forget(whom, SECRET)
         assert wanted(one, asked_for(messages, session)) == first
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert heads.files == []

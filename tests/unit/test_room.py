@@ -17,7 +17,7 @@ from store.cold_blocks import ColdBlocks, cold_id
 from store.database import Database
 from store.errors import ColdAway, SlotMissing, StoreFailed
 from store.file_kinds import INDEX
-from store.head_file import KEPT, Head, HeadFile, KnownHead, Owner, Turn, read_end, write_head
+from store.head_file import KEPT, Head, HeadFile, KnownHead, Owner, read_end, write_head
 from store.heads import BlockFile, Heads, Published, TurnedAway, Whom
 from store.index import Change, Index
 from store.kv_file import Tensor
@@ -144,7 +144,6 @@ def head_of(
         owner=Owner(b"asked", session, b""),
         num_tokens=len(tokens),
         continues=before.end if before else b"",
-        turns=(Turn(b"turn %d" % len(tokens), len(tokens)),),
         ttl_s=ttl_s,
         pins=(KEPT,) if is_pinned else (),
     )

@@ -2,39 +2,12 @@
 
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from store import temp_names, upkeep
 from tests.slot_samples import slot_id
-
-TEXTS = ("turns/model/u-conversation/key-turn.turn",)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_unfinished_text_of_the_dead_is_swept_with_its_folder(tmp_path: Path, text: str):
-    path = tmp_path / text
-    path.parent.mkdir(parents=True)
-    program = (
-        "import sys; from store.temp_names import *; print(temp_name(sys.argv[1], ''), end='')"
-    )
-    dead = subprocess.run(
-        [sys.executable, "-c", program, path.name], check=True, capture_output=True, text=True
-    ).stdout
-    living = path.with_name(temp_names.temp_name(path.name, temp_names.PART))
-    living.write_text("canary")
-    assert upkeep.sweep_temp(tmp_path) == 0
-    living.rename(path)
-    for name in (dead, f".tmp-{path.name}-1", f".tmp-{path.name}"):  # two of earlier forms
-        path.with_name(name).write_text("canary")
-    assert upkeep.sweep_temp(tmp_path) == 3
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
-    path.rename(path.with_name(dead))
-    assert upkeep.sweep_temp(tmp_path) == 1
-    assert not path.parent.exists()
 
 
 def test_an_owner_is_known_by_boot_number_and_start():

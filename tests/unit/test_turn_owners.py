@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import shutil
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from runtime.prompt.canonical import digest
-from runtime.prompt.healing import TurnScope
-from runtime.worker.input.turns import TurnStore
-from store import turns as files
-from store.keyed_names import Asker, Whom, conversation_key, model_key
-from store.turns import Folders, Turn, TurnTokens, turns_root
+from runtime.prompt.healing import KnownPrefix, TurnScope
+from store.head_file import read_head
+from store.heads import Whom as HeadsOf
+from store.keyed_names import Asker, Chain, Whom, conversation_key, keyed_hash
+from store.turns import Said as KeptBy
+from store.turns import Turn, unpacked
+from tests.kept_turns import SECRET, KeptHeads
 
-SECRET = b"secret"
-MODEL = b"\1" * 32
 Said = tuple[int, int]
 """A question and its answer, as a client sees them."""
 Way = tuple[int, ...]
@@ -45,16 +47,12 @@ class Client:
         return TurnScope(Asker(self.name, self.session), beginning)
 
 
-@dataclass
-class Owned:
-    """What the model of the test has of one owner: its turns by their ways, with their keys."""
+class Record(NamedTuple):
+    """What the model of the test has of a head: whose it is, and its turns with their keys."""
 
-    turns: dict[Way, bytes] = field(default_factory=dict[Way, bytes])
-    parents: dict[Way, Way] = field(default_factory=dict[Way, Way])
-
-    def is_leaf(self, way: Way) -> bool:
-        """It has this turn, and nothing of it goes on from there."""
-        return way in self.turns and way not in self.parents.values()
+    talk: TurnScope
+    way: Way
+    turns: dict[Way, bytes]
 
 
 class Owners(RuleBasedStateMachine):
@@ -65,17 +63,10 @@ class Owners(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(mkdtemp())
-        self.store = TurnStore()
-        self.owned: dict[TurnScope, Owned] = {}
-        self.open()
-
-    def open(self) -> None:
-        self.store = TurnStore()
-        self.store.attach(turns_root(self.root, MODEL), SECRET)
-
-    def written(self) -> None:
-        self.store.close()
-        self.store.run()
+        self.server = KeptHeads(self.root)
+        self.store = self.server.turns()
+        self.records: dict[str, Record] = {}
+        """By the ids of their heads."""
 
     def teardown(self) -> None:
         shutil.rmtree(self.root)
@@ -129,101 +120,110 @@ class Owners(RuleBasedStateMachine):
         said, asked = client.said, (question, answer)
         talk = Client(client.name, client.session, (*said, asked)).talk
         links = [key_of(said[: number + 1]) for number in range(len(said))]
+        self.store.fetch(links[::-1], talk)
         found = self.store.find(links, talk)
         self.check(found, links, talk)
         num_known, way = (found[0] + 1, found[1][0].turns) if found is not None else (0, ())
         known: Way = tuple(found[1][0].token_ids) if found is not None else ()
         rest = [token for q, a in said[num_known:] for token in (100 + q, 200 + a)]
         own = (*rest, 100 + question, 300 + thought, 200 + answer)
-        self.store.adopt(way, talk, is_durable=True)
+        self.store.adopt(way, talk)
         turn = Turn(
             key=key_of((*said, asked)),
             parent=way[-1].id if way else b"",
             start=len(known),
             token_ids=array("I", own).tobytes(),
         )
-        self.store.put(turn, talk, is_durable=True)
+        self.store.put(turn, talk)
         client.said, client.way = (*said, asked), (*known, *own)
-        mine = self.owned.setdefault(talk, Owned())
-        for one in way:
-            end: Way = known[: one.end]
-            mine.turns[end], mine.parents[end] = one.key, known[: one.start]
-        mine.turns[client.way], mine.parents[client.way] = turn.key, known
+        kept = self.server.keep(talk, client.way[:-1], KeptBy((*way, turn), talk.beginning))
+        turns = {client.way[: one.end]: one.key for one in (*way, turn)}
+        gone = [i for i, one in self.records.items() if self.is_replaced(one, talk, client.way)]
+        for head_id in gone:
+            del self.records[head_id]
+        self.records[kept.head.id] = Record(talk, client.way, turns)
 
-    def check(self, found: object, links: list[bytes], talk: TurnScope) -> None:
+    def is_replaced(self, one: Record, talk: TurnScope, way: Way) -> bool:
+        """A head makes way for the one that goes on from it, or is the same once more."""
+        return one.talk.asker == talk.asker and way[: len(one.way) - 1] == one.way[:-1]
+
+    def turns_of(self, talk: TurnScope | None = None) -> dict[Way, bytes]:
+        """Those that an owner has, or anybody."""
+        records = [one for one in self.records.values() if talk in (None, one.talk)]
+        return {way: key for one in records for way, key in one.turns.items()}
+
+    def check(
+        self, found: tuple[int, list[KnownPrefix]] | None, links: list[bytes], talk: TurnScope
+    ) -> None:
         """What is found is what some owner still has, the asking one's own first."""
-        mine = self.owned.get(talk, Owned())
-        everybodys = {way: key for one in self.owned.values() for way, key in one.turns.items()}
+        mine, everybodys = self.turns_of(talk), self.turns_of()
         depth = max((n for n, key in enumerate(links) if key in everybodys.values()), default=None)
         if depth is None:
             assert found is None
             return
-        number, answers = found  # pyright: ignore[reportGeneralTypeIssues]
+        assert found is not None
+        number, answers = found
         assert number == depth
         ways: list[Way] = [tuple(one.token_ids) for one in answers]
         assert all(everybodys[way] == links[depth] for way in ways)
-        if any(key == links[depth] for key in mine.turns.values()):
-            assert ways[0] in mine.turns
-        if sum(key == links[depth] for key in everybodys.values()) <= len(ways):
-            assert len(set(ways)) == sum(key == links[depth] for key in everybodys.values())
+        if any(key == links[depth] for key in mine.values()):
+            assert ways[0] in mine
 
     # What is deleted
 
     @rule(session=st.sampled_from(["a", "b", "c"]))
     def delete_session(self, session: str) -> None:
+        self.server.heads.delete(HeadsOf(session=conversation_key(SECRET, session)))
         self.store.forget(Whom(session_id=session), SECRET)
-        key = conversation_key(SECRET, session).hex()
-        files.drop_folders(self.root, Folders(conversation=key))
-        self.disown(lambda talk: talk.asker.session_id == session)
+        self.disown(lambda one: one.talk.asker.session_id == session)
 
     @rule(name=st.sampled_from(["m", "n"]))
     def delete_name(self, name: str) -> None:
+        self.server.heads.delete(HeadsOf(asked=keyed_hash(SECRET, "model", name.encode())))
         self.store.forget(Whom(model=name), SECRET)
-        files.drop_folders(self.root, Folders(name=model_key(SECRET, name)))
-        self.disown(lambda talk: talk.asker.model == name)
+        self.disown(lambda one: one.talk.asker.model == name)
 
     @rule(client=clients)
     def delete_chain(self, client: Client) -> None:
-        """What was asked without a session id, by where its KV ends."""
-        mine = self.owned.get(client.talk)
-        if client.session is not None or mine is None or not mine.is_leaf(client.way):
+        """What was asked without a session id, by the tokens of its head."""
+        ids = [i for i, one in self.records.items() if one[:2] == (client.talk, client.way)]
+        if client.session is not None or not ids:
             return
-        self.written()
-        chain = TurnTokens(array("I", client.way[:-1]))
-        files.drop_chain(self.root, MODEL, model_key(SECRET, client.name), chain)
-        way = client.way
-        while mine.is_leaf(way):
-            del mine.turns[way]
-            way = mine.parents.pop(way)
+        (head_id,) = ids
+        heads = self.server.heads
+        token_ids = heads.read(head_id).token_ids
+        shared = heads.num_shared(head_id, token_ids)
+        heads.delete_head(head_id)
+        chain = Chain(array("I", token_ids).tobytes(), shared, b"")
+        self.store.forget(Whom(model=client.name, chain=chain), SECRET)
+        del self.records[head_id]
 
     @rule()
     def delete_all(self) -> None:
+        self.server.heads.delete(HeadsOf())
         self.store.forget(Whom(), SECRET)
-        files.drop_turns(self.root)
-        self.disown(lambda _: True)
+        self.records = {}
 
-    def disown(self, is_meant) -> None:
-        self.owned = {talk: one for talk, one in self.owned.items() if not is_meant(talk)}
+    def disown(self, is_meant: Callable[[Record], bool]) -> None:
+        self.records = {i: one for i, one in self.records.items() if not is_meant(one)}
 
     @rule()
     def restart(self) -> None:
-        self.written()
-        self.open()
+        self.store = self.server.turns()
 
     @invariant()
     def what_is_there_is_what_somebody_owns(self) -> None:
-        """On disk and in memory, with everything written and with what is still to be."""
-        self.written()
-        kept = {turn.id for path in self.root.rglob("*.turn") if (turn := files.read_turn(path))}
-        ids: set[bytes] = set()
-        for one in self.owned.values():
-            names: dict[Way, bytes] = {(): b""}
-            for way in sorted(one.turns, key=len):
-                above = one.parents[way]
-                own = array("I", way[len(above) :]).tobytes()
-                names[way] = Turn(one.turns[way], names[above], len(above), own).id
-            ids |= set(names.values()) - {b""}
-        assert kept == ids
+        """On disk and in memory."""
+        said = [read_head(path) for path in self.server.files]
+        turns = [turn for one in said for turn in unpacked(one.said, one.token_ids).turns]
+        kept = {turn.id: turn for turn in turns}
+        assert {turn.key for turn in kept.values()} == {*self.turns_of().values()}
+        assert len(kept) == len(self.turns_of())
+        for turn_id, held in self.store._memory.held.items():
+            assert turn_id in kept
+            for owner in filter(None, held.owners):
+                ways = self.turns_of(owner)
+                assert any(len(way) == held.turn.end for way in ways), "it is its owner's"
 
 
 TestOwners = Owners.TestCase

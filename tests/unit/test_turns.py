@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 
+import msgspec
+
 from runtime.kv.deletions import Deletions, Recognised
-from runtime.kv_messages import Forget
+from runtime.kv_messages import Forget, TurnsFound, TurnsWanted
 from runtime.prompt.healing import TurnScope
-from runtime.worker.input.turns import TurnStore
-from store.keyed_names import Asker, Whom, conversation_key
-from store.turns import Turn
+from runtime.worker.input.turns import AskedHeads, TurnStore
+from store.keyed_names import Asker, Whom
+from store.turns import Said, Turn
+from tests.kept_turns import CHAIN, SECRET, KeptHeads
 
 KEY = b"k" * 16
 MINE = TurnScope(Asker(session_id="mine"))
@@ -34,9 +37,8 @@ class Forgetting:
         self.deletions.add(Forget(self.number, whom, secret))
         self.turns.forget(whom, secret)
 
-    def put(self, came_after: int, *, is_durable: bool = False) -> None:
-        known = Recognised(MINE.asker, came_after)
-        self.turns.put(turn(), MINE, is_durable=is_durable, recognised=known)
+    def put(self, came_after: int) -> None:
+        self.turns.put(turn(), MINE, Recognised(MINE.asker, came_after))
 
 
 def test_an_answer_that_began_before_its_conversation_was_forgotten_is_not_kept():
@@ -61,39 +63,84 @@ def test_that_others_were_forgotten_costs_no_answer():
 
 def test_a_turn_that_goes_on_from_itself_is_not_followed():
     turns = TurnStore()
-    turns.put(Turn(KEY, KEY, 3, b""), MINE, is_durable=False)
+    turns.put(Turn(KEY, KEY, 3, b""), MINE)
     assert turns.find([KEY], MINE) is None
 
 
-def test_turns_of_before_the_store_was_open_are_kept_under_its_names(tmp_path: Path):
-    turns = TurnStore()
-    turns.put(turn(), MINE, is_durable=True)
-    turns.put(
-        Turn(b"q" * 16, b"", 0, turn().token_ids),
-        TurnScope(Asker(session_id="quiet")),
-        is_durable=False,
-    )
-    turns.attach(tmp_path / "turns" / "m", b"secret")
-    turns.close()
-    turns.run()
-    [path] = tmp_path.rglob("*.turn")
-    assert path.parent.name == conversation_key(b"secret", "mine").hex()
-    assert KEY.hex() not in path.name
-    for secret, is_found in ((b"secret", True), (b"another", False)):
-        later = TurnStore()
-        later.attach(tmp_path / "turns" / "m", secret)
-        assert (later.find([KEY], MINE) is not None) == is_found
-    assert turns.find([b"q" * 16], MINE) is not None
+def found_by(turns: TurnStore, scope: TurnScope = MINE) -> list[Turn]:
+    turns.fetch([KEY], scope)
+    found = turns.find([KEY], scope)
+    return list(found[1][0].turns) if found is not None else []
 
 
-def test_what_was_forgotten_before_the_store_was_open_is_not_kept_by_it(tmp_path: Path):
-    one = Forgetting()
-    turns = one.turns
-    one.put(0, is_durable=True)
-    one.forget(Whom(key=conversation_key(b"secret", "mine")), b"secret")
-    assert turns.find([KEY], MINE) is None
-    one.put(0, is_durable=True)
-    turns.attach(tmp_path / "turns" / "m", b"secret")
-    turns.close()
-    turns.run()
-    assert list(tmp_path.rglob("*.turn")) == []
+def test_what_a_head_of_another_conversation_has_is_found_and_is_not_ones_own(tmp_path: Path):
+    heads = KeptHeads(tmp_path)
+    heads.keep(MINE, [1, 2, 3], Said((turn(),)))
+    other = TurnScope(Asker(session_id="other"))
+    for scope in (MINE, other):
+        turns = heads.turns()
+        assert found_by(turns, scope) == [turn()]
+        assert turns.is_of(turn(), scope) == (scope == MINE)
+    turns.forget(Whom(session_id="nobody"), SECRET)
+    assert turns.find([KEY], other) is None, "it may have been meant: it is read again"
+    assert found_by(turns, other) == [turn()]
+
+
+def test_without_a_session_one_is_known_by_how_it_began(tmp_path: Path):
+    heads, scope = KeptHeads(tmp_path), TurnScope(Asker("m"), b"began")
+    heads.keep(scope, [1, 2, 3], Said((turn(),), b"began"))
+    turns = heads.turns()
+    assert found_by(turns, scope) == [turn()]
+    for other in (scope._replace(beginning=b"otherwise"), scope._replace(tenant="t")):
+        assert found_by(turns, other) == [turn()]
+        assert not turns.is_of(turn(), other)
+    assert turns.is_of(turn(), scope)
+
+
+def test_the_thoughts_of_a_session_are_remembered_where_none_of_its_turns_comes_back(
+    tmp_path: Path,
+):
+    heads = KeptHeads(tmp_path)
+    heads.keep(MINE, [1, 2, 3], Said((msgspec.structs.replace(turn(), thoughts=b"t"),)))
+    turns = heads.turns()
+    turns.fetch([b"n" * 16], MINE)
+    assert turns.had_thoughts(MINE)
+    turns = heads.turns()
+    turns.fetch([b"n" * 16], TurnScope(Asker(session_id="other")))
+    assert not turns.had_thoughts(MINE)
+
+
+def test_what_is_being_read_while_something_is_forgotten_is_not_taken_in(tmp_path: Path):
+    heads = KeptHeads(tmp_path)
+    heads.keep(MINE, [1, 2, 3], Said((turn(),)))
+    paths = tuple(str(one) for one in heads.files)
+
+    def answer(wanted: TurnsWanted) -> None:
+        turns.forget(Whom(session_id="mine"), SECRET)
+        asked.hear(TurnsFound(number=wanted.number, paths=paths))
+
+    asked = AskedHeads(answer)
+    turns = TurnStore(heads=asked)
+    turns.attach(SECRET, CHAIN.root_of)
+    assert found_by(turns) == []
+
+
+def test_nothing_is_found_where_no_store_is_open_or_nobody_answers_any_more(tmp_path: Path):
+    heads = KeptHeads(tmp_path)
+    heads.keep(MINE, [1, 2, 3], Said((turn(),)))
+    asked = AskedHeads(heads.asked.append)
+    turns = TurnStore(heads=asked)
+    assert found_by(turns) == []
+    asked.close()
+    turns.attach(SECRET, CHAIN.root_of)
+    assert found_by(turns) == []
+    assert heads.asked == []
+
+
+def test_turns_take_no_more_memory_than_they_may():
+    turns = TurnStore(max_memory_bytes=5 * 12)
+    for number in range(9):
+        key = bytes([number]) * 16
+        turns.put(Turn(key, b"", 0, turn().token_ids), MINE)
+    is_there = [turns.find([bytes([number]) * 16], MINE) is not None for number in range(9)]
+    assert is_there == [False] * 4 + [True] * 5

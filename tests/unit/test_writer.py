@@ -28,7 +28,7 @@ from store.disk import file_bytes
 from store.head_file import HEAD, Head, Owner, read_head
 from store.keyed_names import Asker
 from store.kv_file import Tensor, open_file
-from store.slots import BlockKey, Slots
+from store.slots import BlockKey, Slots, nothing
 from tests.waiting import PATIENCE_S
 
 MODEL, BLOCK, BLOCK_BYTES = b"m" * 16, 4, 4096
@@ -61,9 +61,14 @@ def head(
 class Writing:
     """A writer over real files, and what it said."""
 
-    def __init__(self, root: Path, max_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int = 1 << 30,
+        before_change: Callable[[], None] = nothing,
+    ) -> None:
         self.root, self.heads = root, root / "heads"
-        self.slots = Slots(root / "slots")
+        self.slots = Slots(root / "slots", before_change)
         self.said: queue.SimpleQueue[Ended | Trouble | Written] = queue.SimpleQueue()
         self.allow: Callable[[Allow], Allowance] = lambda one: Allowance(num_bytes=one.num_bytes)
         self.allowed = AllowedBytes(self._ask)
@@ -108,6 +113,39 @@ class Writing:
         return found is not None
 
 
+class Crossing:
+    """Called before each change of the disk: has two threads write side by side, and the one that
+    began first name its file while the other one has made its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: int | None = None
+        self._num_by_first = self._num_by_other = 0
+        self.first_came, self._other_came = threading.Event(), threading.Event()
+        self._first_made, self._other_made = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        me = threading.get_ident()
+        with self._lock:
+            self._first = self._first or me
+            is_first = me == self._first
+            self._num_by_first += is_first
+            self._num_by_other += not is_first
+            number = self._num_by_first if is_first else self._num_by_other
+        if is_first and number == 1:
+            self.first_came.set()
+            assert self._other_came.wait(PATIENCE_S)
+        elif is_first and number == 2:
+            self._first_made.set()
+            assert self._other_made.wait(PATIENCE_S)
+        elif not is_first and number == 1:
+            self._other_came.set()
+            assert self._first_made.wait(PATIENCE_S)
+        elif not is_first:
+            self._other_made.set()
+
+
 def tensors_of(path: Path) -> list[str]:
     with open_file(path, HEAD) as file:
         return [one.name for one in file.front.entries]
@@ -128,6 +166,19 @@ def writing(tmp_path: Path) -> Iterator[Writing]:
     one = Writing(tmp_path, 3 * BLOCK_BYTES)
     yield one
     one.finish()
+
+
+def test_what_is_queued_again_while_it_is_written_is_not_written_by_two_at_once(tmp_path: Path):
+    writing = Writing(tmp_path, before_change=(crossing := Crossing()))
+    writing.start()
+    writing.put(0)
+    assert crossing.first_came.wait(PATIENCE_S)
+    writing.put(0, 1)
+    said = writing.finish()
+    assert not [one for one in said if isinstance(one, Trouble)]
+    assert sorted(written(said)) == [(0, None), (0, None), (1, None)]
+    assert writing.has(0)
+    assert writing.has(1)
 
 
 def test_what_was_put_is_there_as_it_was(writing: Writing):

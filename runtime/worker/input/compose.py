@@ -198,6 +198,7 @@ class Composer:
             ContextTooLong: it cannot fit, however it is tokenized.
         """
         asked = self._asked(request, prompt)._replace(media=media or {})
+        self._fetch(asked)
         found = self._known(asked)
         kept = self._kept(asked, found, request)
         for other in self._asked_with(kept, request, prompt):
@@ -208,6 +209,18 @@ class Composer:
         is_less = not prompt.tools and any(one.number > known for one in kept)
         composed = self._composed(asked, found, request)
         return composed._replace(reason="tools_removed" if is_less else None)
+
+    def _fetch(self, asked: PromptInput) -> None:
+        """Have what heads on disk have of its conversation, unless its last answer is at hand."""
+        links, bare, messages = asked.links, asked.bare, asked.prompt.messages
+        if not links:
+            return
+        answers = [n for n, one in enumerate(messages) if one.role == "assistant" and n][::-1]
+        wanted = [asked.begun_link, links[-1]] if asked.begun_link else []
+        scope, last = _scope(asked), answers[0] if answers else 0
+        if wanted or (last and not self.turns.has(links[last], bare[last], scope)):
+            wanted += [one for n in answers for one in (links[n], bare[n], links[n - 1])]
+            self.turns.fetch(wanted, scope)
 
     def _kept(
         self, asked: PromptInput, found: Found | None, request: GenerateRequest

@@ -17,6 +17,7 @@ import msgspec
 from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged, UnusableImage
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.media import highest, model_ids
+from runtime.prompt.healing import Lineage
 from runtime.prompt.past import UNSEEN_IMAGES, with_images, without_lost_images
 from runtime.prompt.thinking import EFFORT, budget_of, expects_thoughts, is_heeded
 from runtime.types import (
@@ -40,6 +41,7 @@ from runtime.worker.running_time import running_s
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.vision.images import ImageBatch, ImageLoader, PromptImage
 from store.keyed_names import Asker
+from store.turns import NOTHING_SAID, Said
 from store.types import class_of
 
 
@@ -195,7 +197,7 @@ class Intake:
             mode=wish.mode,
             asker=Asker(request.model, wish.session_id),
             after_deletion=wish.after_deletion,
-            beginning=lineage.scope.beginning if lineage is not None else b"",
+            said=said_by(lineage) if lineage is not None else NOTHING_SAID,
             num_said=lineage.start if lineage is not None else 0,
             prefix_end=composed.prefix_end,
             boundaries=composed.boundaries,
@@ -278,10 +280,8 @@ class Intake:
         composer = self.composer
         if composed.lineage is None or group.request.work != "generate":
             return None
-        is_durable = group.request.cache.ttl_s != 0
         known = composer.turns, composed.lineage, composer.template
-        after = group.request.cache.after_deletion
-        return PendingTurn(*known, composed.packed, is_durable, after)
+        return PendingTurn(*known, composed.packed, group.request.cache.after_deletion)
 
     def _reasoning_block(self, prompt: Prompt, composed: Composed) -> ReasoningBlock:
         """How the prompt leaves its thinking block."""
@@ -298,6 +298,11 @@ class Intake:
             wish, probe.responds, by_default=probe.thinks_by_default
         )
         return "expected" if is_expected else "unsaid"
+
+
+def said_by(lineage: Lineage) -> Said:
+    """What the head of a request keeps of its conversation before it is answered."""
+    return Said(lineage.way, lineage.scope.beginning, lineage.summary)
 
 
 def _as_read(request: GenerateRequest, composed: Composed) -> GenerateRequest:

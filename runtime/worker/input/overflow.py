@@ -32,7 +32,7 @@ from runtime.types import ChatPrompt, GenerateRequest, Message, Tool
 from runtime.worker.input.compose import Composed, Composer
 from runtime.worker.input.kept import READ
 from store.keyed_names import Asker
-from store.turns import Turn
+from store.turns import Turn, summary_of
 
 Media = Mapping[bytes, Medium]
 
@@ -118,12 +118,15 @@ class _Overlong:
     def attempt(self, number: int, most: int) -> _Attempt:
         """The prompt without so many turns."""
         first = self.starts[number] if number else 0
-        cut = (without(first, self._summary(first)),) if first else ()
+        summary = self._summary(first) if first else None
+        cut = (without(first, summary.summary if summary else ""),) if first else ()
         composer = replace(self.composer, context=most + 1, cut=cut)
         try:
             composed = composer.compose(self.request, self.prompt, self.media)
         except ContextTooLong as error:
             return _Attempt(error.num_tokens)
+        if composed.lineage is not None:
+            composed = composed._replace(lineage=composed.lineage._replace(summary=summary))
         num_tokens = len(composed.token_ids)
         return _Attempt(num_tokens, composed if num_tokens <= most else None)
 
@@ -141,15 +144,15 @@ class _Overlong:
         )
         return composed._replace(changes=changes)
 
-    def _summary(self, first: int) -> str:
-        """What stands for the messages before that one; nothing where they are just dropped.
+    def _summary(self, first: int) -> Turn | None:
+        """What stands for the messages before that one; None where they are just dropped.
 
         Raises:
             SummaryWanted: it is to be made.
             PromptChanged: the answer began with one that is lost.
         """
         if self.request.overflow != "summarise":
-            return ""
+            return None
         cache, turns = self.request.cache, self.composer.turns
         key = summed_up(cache.tenant, self.prompt.messages[:first])
         is_named = cache.session_id is not None
@@ -158,20 +161,17 @@ class _Overlong:
         text = next((one.text for one in self.request.summaries if one.first == first), None)
         if text is not None:
             ids = self.composer.template.encode(text).token_ids
-            kept = Turn(key, b"", 0, array("I", ids).tobytes(), summary=text)
-        elif (found := turns.find([key], scope)) is not None:
-            (kept,) = found[1][0].turns
+            kept = summary_of(key, array("I", ids).tobytes(), text)
+        elif (found := turns.summary(key, scope)) is not None:
+            kept = found
         elif self.request.said is not None:
             raise PromptChanged
         elif self.request.work == "generate":
             raise SummaryWanted(first)
         else:
-            return ""
-        if kept.summary:
-            is_durable = is_named and cache.ttl_s != 0
-            known = Recognised(asker, cache.after_deletion)
-            turns.put(kept, scope, is_durable=is_durable, recognised=known)
-        return kept.summary
+            return None
+        turns.put(kept, scope, Recognised(asker, cache.after_deletion))
+        return kept
 
     def _size(self, message: Message) -> int:
         """The tokens of a message, about; without thoughts, which clients drop later on."""

@@ -1,222 +1,70 @@
-"""Generated turns by the conversations they end, for healing: in memory, and in small files.
+"""Generated turns by the conversations they end, for healing: in memory, and in heads on disk.
 
 A turn belongs to its content, and has owners: every conversation that it is part of. It is gone
-when the last of them is. A file holds token ids, so it is private like a slot, and is read when it
-is wanted. Losing one costs time only.
+when the last of them is. On disk it is part of its conversation's head; the server says which heads
+have what is looked for, and they are read when they are wanted. Losing one costs time only.
 """
 
 from __future__ import annotations
 
-import os
-import queue
 import threading
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from runtime.kv.deletions import Deletions, Recognised
-from runtime.kv.room import UNBOUNDED, WriteRoom
+from runtime.kv_messages import TurnsFound, TurnsWanted
 from runtime.prompt.canonical import advance, defaults_of
 from runtime.prompt.healing import AnswerRecord, Cut, KnownPrefix, Lineage, TurnScope
-from runtime.prompt.kept_tools import unpacked
+from runtime.prompt.kept_tools import unpacked as tools_in
 from runtime.worker.input.template import Template
-from store.disk import PRIVATE_DIRECTORY, PRIVATE_FILE
-from store.errors import OverCap
-from store.keyed_names import Asker, Chain, Whom, conversation_key, model_key
-from store.temp_names import PART, temp_name
-from store.turns import (
-    Folders,
-    Named,
-    Turn,
-    folder_name,
-    link,
-    name_of_key,
-    name_of_turn,
-    named,
-    packed,
-    read_turn,
-    unnamed_folder,
-)
+from store.errors import StoreError
+from store.head_file import Owner, owner_of, read_head
+from store.keyed_names import Asker, Chain, Whom
+from store.turns import Turn, unpacked
 
 MAX_MEMORY_BYTES = 64 << 20
-MAX_READ_BYTES = 16 << 20
-"""Of turns that are on disk, so much of what was read last is kept in memory as well."""
-MAX_DISK_BYTES = 256 << 20
-MAX_FILES = 50_000
 MAX_ANSWERS = 4
 """So many answers to one question are tried, if they look the same."""
 _CONTEXT_TOKENS = 8
-Name = TypeVar("Name", str, bytes)
+_PATIENCE_S = 2.0
+"""So long a request waits for the server to say what heads there are."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """A turn in memory, its owners there, and which of them may have it on disk."""
+    """A turn in memory, and its owners there; None stands for others, in whose heads it is."""
 
     turn: Turn
-    owners: dict[TurnScope, bool] = field(default_factory=dict[TurnScope, bool])
+    owners: set[TurnScope | None] = field(default_factory=set["TurnScope | None"])
 
 
-@dataclass(slots=True)
-class _File:
-    """A turn on disk: its links by the folders of its owners."""
-
-    name: Named
-    num_bytes: int
-    links: dict[str, Path] = field(default_factory=dict[str, Path])
-
-
-class _Job(NamedTuple):
-    """A turn that is to be on disk for an owner."""
-
-    turn: Turn
-    scope: TurnScope
-
-
-class _Latest(Generic[Name]):
+class _Latest:
     """Turns by what names their conversations, those that came last first."""
 
     def __init__(self) -> None:
-        self._turns: dict[Name, dict[Name, None]] = {}
+        self._turns: dict[bytes, dict[bytes, None]] = {}
 
-    def clear(self) -> None:
-        self._turns.clear()
-
-    def of(self, key: Name) -> list[Name]:
+    def of(self, key: bytes) -> list[bytes]:
         return list(reversed(self._turns.get(key, {})))
 
-    def add(self, key: Name, turn: Name) -> None:
+    def add(self, key: bytes, turn: bytes) -> None:
         """It is the last that came."""
-        turns = self._turns.setdefault(key, {})
-        turns.pop(turn, None)
-        turns[turn] = None
+        if key:
+            turns = self._turns.setdefault(key, {})
+            turns.pop(turn, None)
+            turns[turn] = None
 
-    def discard(self, key: Name, turn: Name) -> None:
+    def discard(self, key: bytes, turn: bytes) -> None:
         turns = self._turns.get(key, {})
         turns.pop(turn, None)
         if not turns:
             self._turns.pop(key, None)
-
-
-class TurnFiles:
-    """What is on disk of a model's turns, as it is known here. The lock is its user's."""
-
-    def __init__(self) -> None:
-        self.folders: OrderedDict[str, set[Named]] = OrderedDict()
-        """Those that were used last at the end."""
-        self._files: dict[str, _File] = {}
-        """By what stands for the turn itself."""
-        self._answers: _Latest[str] = _Latest()
-        """By key."""
-        self._bare: _Latest[str] = _Latest()
-        self._asked: _Latest[str] = _Latest()
-        self._num_bytes = 0
-
-    def clear(self) -> None:
-        self.folders.clear()
-        self._files.clear()
-        self._answers.clear()
-        self._bare.clear()
-        self._asked.clear()
-        self._num_bytes = 0
-
-    def learn(self, root: Path) -> None:
-        """What is there from before."""
-        if not root.is_dir():
-            return
-        with suppress(OSError):
-            folders = [one for one in root.iterdir() if one.is_dir()]
-            folders.sort(key=lambda folder: folder.stat().st_mtime)
-            for folder in folders:
-                self.learn_folder(folder)
-
-    def learn_folder(self, folder: Path) -> None:
-        """The same of one conversation."""
-        with suppress(OSError):
-            for path in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns):
-                if (name := named(path.name)) is not None:
-                    self.note(folder.name, name, path, path.stat().st_size)
-                else:  # unfinished, or of an earlier form
-                    path.unlink(missing_ok=True)
-
-    def note(self, folder: str, name: Named, path: Path, num_bytes: int) -> None:
-        """There is a link to this turn now."""
-        self.folders.setdefault(folder, set()).add(name)
-        self.folders.move_to_end(folder)
-        if name.turn not in self._files:
-            self._files[name.turn] = _File(name, num_bytes)
-            self._num_bytes += num_bytes
-            self._answers.add(name.key, name.turn)
-            if name.bare:
-                self._bare.add(name.bare, name.turn)
-            if name.asked:
-                self._asked.add(name.asked, name.turn)
-        self._files[name.turn].links[folder] = path
-
-    def name_of(self, turn: str) -> Named | None:
-        """What the files of a turn are called."""
-        file = self._files.get(turn)
-        return file.name if file is not None else None
-
-    def paths(self, name: Named) -> list[Path]:
-        """Where a turn is, in any of its owners' folders."""
-        file = self._files.get(name.turn)
-        return list(file.links.values()) if file is not None else []
-
-    def has(self, folder: str, name: Named) -> bool:
-        """Whether it is in this one; the server removes files as well."""
-        file = self._files.get(name.turn)
-        path = file.links.get(folder) if file is not None else None
-        return path is not None and path.exists()
-
-    def answers(self, key: str, folder: str) -> list[Named]:
-        """The turns with this key, those of the folder first, then those that came last."""
-        found = [self._files[turn].name for turn in self._answers.of(key)]
-        mine = self.folders.get(folder, set())
-        return sorted(found, key=lambda name: name not in mine)
-
-    def with_tools(self, bare: str) -> list[Named]:
-        """The turns that end this conversation with whatever tools, those that came last first."""
-        return [self._files[turn].name for turn in self._bare.of(bare)]
-
-    def to_question(self, asked: str) -> list[Named]:
-        """All answers to this question, those that came last first."""
-        return [self._files[turn].name for turn in self._asked.of(asked)]
-
-    def lose(self, folder: str, name: Named) -> None:
-        """A link is there no more."""
-        file = self._files.get(name.turn)
-        self.folders.get(folder, set[Named]()).discard(name)
-        if file is None or file.links.pop(folder, None) is None or file.links:
-            return
-        del self._files[name.turn]
-        self._num_bytes -= file.num_bytes
-        self._answers.discard(file.name.key, name.turn)
-        self._bare.discard(file.name.bare, name.turn)
-        self._asked.discard(file.name.asked, name.turn)
-
-    def forget(self, folder: str) -> list[Path]:
-        """A folder's links, which are known no more."""
-        names = self.folders.pop(folder, set())
-        gone: list[Path] = []
-        for name in names:
-            gone.append(self._files[name.turn].links[folder])
-            self.lose(folder, name)
-        return gone
-
-    def excess(self, max_bytes: int) -> list[Path]:
-        """The links of the conversations that were idle longest, until the caps hold."""
-        gone: list[Path] = []
-        while len(self.folders) > 1 and (
-            self._num_bytes > max_bytes or len(self._files) > MAX_FILES
-        ):
-            gone += self.forget(next(iter(self.folders)))
-        return gone
 
 
 class TurnMemory:
@@ -227,9 +75,7 @@ class TurnMemory:
         """By their ids, those that were taken in last at the end."""
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._keys: _Latest[bytes] = _Latest()
-        self._bare: _Latest[bytes] = _Latest()
-        self._asked: _Latest[bytes] = _Latest()
+        self._keys, self._bare, self._asked = _Latest(), _Latest(), _Latest()
 
     def answers(self, key: bytes) -> list[_Held]:
         """The turns with this key, those that came last first."""
@@ -243,81 +89,83 @@ class TurnMemory:
         """The same of all answers to this question."""
         return [self.held[turn_id].turn for turn_id in self._asked.of(asked)]
 
-    def has(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> bool:
-        """It is there for this owner, and as durable."""
+    def has(self, turn: Turn, scope: TurnScope) -> bool:
+        """It is there for this owner."""
         held = self.held.get(turn.id)
-        return held is not None and scope in held.owners and held.owners[scope] >= is_durable
+        return held is not None and scope in held.owners
 
-    def remember(self, turn: Turn, scope: TurnScope, *, is_durable: bool) -> None:
+    def remember(self, turn: Turn, scope: TurnScope | None) -> None:
         """Take it in for an owner; the oldest ones go for it."""
         turn_id = turn.id
         held = self.held.get(turn_id)
         if held is None:
             held = self.held[turn_id] = _Held(turn)
             self._num_bytes += _num_bytes(turn)
-        self._keys.add(turn.key, turn_id)
-        if turn.bare:
-            self._bare.add(turn.bare, turn_id)
-        if turn.asked:
-            self._asked.add(turn.asked, turn_id)
+        for names, name in self._names_of(turn):
+            names.add(name, turn_id)
         self.held.move_to_end(turn_id)
-        held.owners[scope] = is_durable
+        held.owners.add(scope)
         while self._num_bytes > self._max_bytes and len(self.held) > 1:
             oldest, held = next(iter(self.held.items()))
             for owner in list(held.owners):
                 self.drop_owner(oldest, owner)
 
-    def drop_owner(self, turn_id: bytes, scope: TurnScope) -> None:
+    def drop_owner(self, turn_id: bytes, scope: TurnScope | None) -> None:
         """It needs the turn no more, at least not in memory."""
         held = self.held.get(turn_id)
-        if held is None or held.owners.pop(scope, None) is None or held.owners:
+        if held is None or scope not in held.owners:
             return
-        del self.held[turn_id]
-        self._num_bytes -= _num_bytes(held.turn)
-        self._keys.discard(held.turn.key, turn_id)
-        self._bare.discard(held.turn.bare, turn_id)
-        self._asked.discard(held.turn.asked, turn_id)
+        held.owners.discard(scope)
+        if not held.owners:
+            del self.held[turn_id]
+            self._num_bytes -= _num_bytes(held.turn)
+            for names, name in self._names_of(held.turn):
+                names.discard(name, turn_id)
+
+    def _names_of(self, turn: Turn) -> tuple[tuple[_Latest, bytes], ...]:
+        return (self._keys, turn.key), (self._bare, turn.bare), (self._asked, turn.asked)
 
 
-class TurnReader:
-    """Reads turns, and keeps those that it read last: each turn goes on from all before it.
+class AskedHeads:
+    """The server is asked through `send` which heads have turns; `hear` takes its answers.
 
-    What it kept is given only while a file of it is there. From any thread.
+    From any thread.
     """
 
-    def __init__(self, max_bytes: int = MAX_READ_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._turns: OrderedDict[str, Turn] = OrderedDict()
-        self._num_cleared = 0
-        self.num_bytes = 0
+    def __init__(self, send: Callable[[TurnsWanted], None]) -> None:
+        self._send = send
+        self._answers: dict[int, tuple[str, ...] | None] = {}
+        self._told = threading.Condition()
+        self._num_asked = 0
+        self._is_closed = False
 
-    def clear(self) -> None:
-        """Keep nothing, not even of what is being read right now."""
-        with self._lock:
-            self._turns.clear()
-            self.num_bytes = 0
-            self._num_cleared += 1
+    def ask(self, owner: Owner, digests: Sequence[bytes]) -> tuple[str, ...]:
+        """The files of heads, the best first; none if nobody answers."""
+        with self._told:
+            if self._is_closed:
+                return ()
+            self._num_asked += 1
+            number = self._num_asked
+            self._answers[number] = None
+            self._send(TurnsWanted(number=number, owner=owner, digests=tuple(digests)))
+            self._told.wait_for(lambda: self._is_settled(number), _PATIENCE_S)
+            return self._answers.pop(number) or ()
 
-    def read(self, name: Named, path: Path) -> Turn | None:
-        """The turn of this name, which is at this path; None where it is not there."""
-        with self._lock:
-            kept, began = self._turns.pop(name.turn, None), self._num_cleared
-            self.num_bytes -= _num_bytes(kept) if kept is not None else 0
-        turn = kept if kept is not None and path.exists() else read_turn(path)
-        with self._lock:
-            if turn is not None and began == self._num_cleared and name.turn not in self._turns:
-                self._turns[name.turn] = turn
-                self.num_bytes += _num_bytes(turn)
-            while self.num_bytes > self._max_bytes:
-                self.num_bytes -= _num_bytes(self._turns.popitem(last=False)[1])
-        return turn
+    def _is_settled(self, number: int) -> bool:
+        return self._is_closed or self._answers[number] is not None
 
+    def hear(self, found: TurnsFound) -> None:
+        """The server has answered."""
+        with self._told:
+            if found.number in self._answers:
+                self._answers[found.number] = found.paths
+                self._told.notify_all()
 
-def _no_root(tenant: str) -> bytes:
-    """Nobody has a name."""
-    del tenant
-    return b""
+    def close(self) -> None:
+        """The server is gone: nothing is found any more."""
+        with self._told:
+            self._is_closed = True
+            self._told.notify_all()
 
 
 class TurnWithTools(NamedTuple):
@@ -327,8 +175,18 @@ class TurnWithTools(NamedTuple):
     tools: bytes
 
 
+class _Names(NamedTuple):
+    """What names owners in the store that is open."""
+
+    secret: bytes
+    tenant_root: Callable[[str], bytes]
+
+    def owner_of(self, scope: TurnScope) -> Owner:
+        return owner_of(self.secret, scope.asker, self.tenant_root(scope.tenant))
+
+
 class TurnStore:
-    """In memory, and once there is a disk there. `run` belongs to a thread of its own.
+    """In memory, and what `heads` finds on disk once there is a store there. For any thread.
 
     Whoever has it forget something adds that to `deletions` before.
     """
@@ -336,44 +194,54 @@ class TurnStore:
     def __init__(
         self,
         deletions: Deletions | None = None,
+        heads: AskedHeads | None = None,
         *,
         max_memory_bytes: int = MAX_MEMORY_BYTES,
-        max_disk_bytes: int = MAX_DISK_BYTES,
-        room: WriteRoom = UNBOUNDED,
     ) -> None:
         self.deletions = Deletions() if deletions is None else deletions
-        self._room = room
-        self._root: Path | None = None
-        self._secret = b""
-        self._tenant_root: Callable[[str], bytes] = _no_root
-        self._max_disk_bytes = max_disk_bytes
+        self._heads = heads
+        self._names: _Names | None = None
         self._lock = threading.Lock()
         self._memory = TurnMemory(max_memory_bytes)
-        self._files = TurnFiles()
-        self._reader = TurnReader()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._placing = threading.Lock()
-        """Held from where it is known that a turn is wanted until its file is there."""
+        self._num_forgotten = 0
 
-    def attach(
-        self, root: Path, secret: bytes, tenant_root: Callable[[str], bytes] = _no_root
-    ) -> None:
-        """From now on turns are kept at `root` as well, those that came before among them.
+    def attach(self, secret: bytes, tenant_root: Callable[[str], bytes]) -> None:
+        """From now on turns are looked for on disk as well.
 
-        Names there are keyed with the store's `secret`, and tenants told by where their hashes
+        Owners there are keyed with the store's `secret`, and tenants told by where their hashes
         begin.
         """
         with self._lock:
-            if (root, secret) == (self._root, self._secret):
-                return
-            self._root, self._secret, self._tenant_root = root, secret, tenant_root
-            self._files.clear()
-            self._reader.clear()
-            self._files.learn(root)
-            for held in self._memory.held.values():
-                for scope, is_durable in held.owners.items():
-                    if is_durable:
-                        self._jobs.put(_Job(held.turn, scope))
+            self._names = _Names(secret, tenant_root)
+
+    def has(self, key: bytes, bare: bytes, scope: TurnScope) -> bool:
+        """Whether a turn of its own that ends this conversation is in memory, whatever its tools
+        were.
+        """
+        with self._lock:
+            turns = [one.turn for one in self._memory.answers(key)] + self._memory.with_tools(bare)
+            return any(self._memory.has(one, scope) for one in turns)
+
+    def fetch(self, digests: Sequence[bytes], scope: TurnScope) -> None:
+        """Have in memory what heads on disk have of a conversation that is called like one of these
+        at a turn or a question, those that matter most first.
+        """
+        with self._lock:
+            names, num_forgotten = self._names, self._num_forgotten
+        if names is None or self._heads is None or not digests:
+            return
+        owner = names.owner_of(scope)
+        for path in reversed(self._heads.ask(owner, digests)):  # the best comes last
+            with suppress(StoreError):
+                head, token_ids, data = read_head(Path(path))
+                said = unpacked(data, token_ids)
+                is_its = owner.session != b"" or said.beginning == scope.beginning
+                whose = scope if head.owner == owner and is_its else None
+                with self._lock:
+                    if num_forgotten != self._num_forgotten:
+                        return  # that may have been of what is being read
+                    for turn in (*said.turns, *filter(None, [said.summary])):
+                        self._memory.remember(turn, whose)
 
     def find(
         self, links: Sequence[bytes], scope: TurnScope
@@ -382,11 +250,19 @@ class TurnStore:
 
         More than one where several answers look the same; those that `scope` was given come first.
         """
-        self._look_at(scope)
         for number in range(len(links) - 1, -1, -1):
             ways = [self._way_to(turn) for turn in self._answers(links[number], scope)]
             if found := [known_prefix(way) for way in ways if way is not None]:
                 return number, found
+        return None
+
+    def summary(self, key: bytes, scope: TurnScope) -> Turn | None:
+        """What stands for the beginning of a conversation, if that was summed up."""
+        for is_fetched in (False, True):
+            if is_fetched:
+                self.fetch([key], scope)
+            if found := [one for one in self._answers(key, scope) if one.summary]:
+                return found[0]
         return None
 
     def with_tools(self, bare: bytes) -> list[TurnWithTools]:
@@ -396,94 +272,56 @@ class TurnStore:
         """
         with self._lock:
             turns = self._memory.with_tools(bare)
-            names = self._files.with_tools(name_of_key(self._secret, bare))
-        turns += [one for one in self._all_of(names) if one.bare == bare]
         return [TurnWithTools(way[-1], tools_of(way)) for way in self._ways_to(turns)]
 
     def to_question(self, asked: bytes) -> list[list[Turn]]:
         """The last answers to the question that this names, each with all turns before it."""
         with self._lock:
             turns = self._memory.to_question(asked)
-            names = self._files.to_question(name_of_key(self._secret, asked))
-        turns += [one for one in self._all_of(names) if one.asked == asked]
         return self._ways_to(turns)
 
     def is_of(self, turn: Turn, scope: TurnScope) -> bool:
         """Whether a turn is part of this conversation."""
-        self._look_at(scope)
         with self._lock:
-            is_held = self._memory.has(turn, scope, is_durable=False)
-            return is_held or self._files.has(self._folder(scope), self._named(turn))
+            return self._memory.has(turn, scope)
 
     def had_thoughts(self, scope: TurnScope) -> bool:
         """Whether answers of this conversation had any, as far as a few of them tell."""
-        self._look_at(scope)
         with self._lock:
-            turns = [one.turn for one in self._memory.held.values() if scope in one.owners]
-            names = self._files.folders.get(self._folder(scope), set[Named]())
-            some = [*islice(names, MAX_ANSWERS)]
-        return any(turn.thoughts for turn in [*turns, *self._all_of(some)])
+            held = self._memory.held.values()
+            own = (one.turn for one in held if scope in one.owners)
+            return any(one.thoughts for one in islice(own, MAX_ANSWERS))
 
-    def put(
-        self,
-        turn: Turn,
-        scope: TurnScope,
-        *,
-        is_durable: bool,
-        recognised: Recognised | None = None,
-    ) -> None:
+    def put(self, turn: Turn, scope: TurnScope, recognised: Recognised | None = None) -> None:
         """Take a turn in, unless its conversation, as it is `recognised`, was deleted since."""
-        self.adopt([turn], scope, is_durable=is_durable, recognised=recognised)
+        self.adopt([turn], scope, recognised)
 
     def adopt(
-        self,
-        turns: Sequence[Turn],
-        scope: TurnScope,
-        *,
-        is_durable: bool,
-        recognised: Recognised | None = None,
+        self, turns: Iterable[Turn], scope: TurnScope, recognised: Recognised | None = None
     ) -> None:
         """These turns are part of a conversation, unless that was deleted since, as by `put`."""
         with self._lock:
-            folder = self._folder(scope)
-            if recognised is not None and self._root is not None:
-                recognised = recognised._replace(root=self._tenant_root(scope.tenant))
-            if recognised is not None and self.deletions.mean(recognised):
-                return
-            new = [
-                turn
-                for turn in turns
-                if not self._memory.has(turn, scope, is_durable=is_durable)
-                and not self._files.has(folder, self._named(turn))
-            ]
-            for turn in new:
-                self._memory.remember(turn, scope, is_durable=is_durable)
-        if is_durable and self._root is not None:
-            for turn in new:
-                self._jobs.put(_Job(turn, scope))
+            if recognised is not None and self._names is not None:
+                root = self._names.tenant_root(scope.tenant)
+                recognised = recognised._replace(root=root)
+            if recognised is None or not self.deletions.mean(recognised):
+                for turn in turns:
+                    self._memory.remember(turn, scope)
 
     def forget(self, whom: Whom, secret: bytes) -> None:
-        """A conversation, or all, are owners no more, in memory and on disk. From any thread.
+        """A conversation, or all, are owners no more. From any thread.
 
-        `secret` is the store's, also before it was attached. Files of a chain the server removes.
+        `secret` is the store's, also before it was attached. What heads of others have is read
+        again: some of these may be meant.
         """
+        with self._lock:
+            self._num_forgotten += 1
+            for turn_id, held in list(self._memory.held.items()):
+                meant = [one for one in held.owners if one and whom.means(one.asker, secret)]
+                for scope in [None, *meant]:
+                    self._memory.drop_owner(turn_id, scope)
         if whom.chain is not None:
             self._forget_chain(whom.chain, whom.model or "")
-            with self._placing:  # nothing of it is being written any more
-                self._reader.clear()
-                return
-        with self._lock:
-            whose = _folders_of(whom, secret)
-            for turn_id, held in list(self._memory.held.items()):
-                for scope in [one for one in held.owners if whom.means(one.asker, secret)]:
-                    self._memory.drop_owner(turn_id, scope)
-            paths: list[Path] = []
-            for name in [name for name in self._files.folders if name in whose]:
-                paths += self._files.forget(name)
-        with self._placing:  # what was being written has gone again
-            for path in paths:
-                _remove(path)
-        self._reader.clear()
 
     def _forget_chain(self, chain: Chain, model: str) -> None:
         """Turns that only this chain without a session id is made of leave memory, from the end;
@@ -492,10 +330,10 @@ class TurnStore:
         scopes: dict[TurnScope, dict[bytes, Turn]] = {}
         token_ids = array("I", chain.token_ids)
         with self._lock:
-            is_known = self._root is not None
+            names = self._names
             for turn_id, one in self._memory.held.items():
-                for scope in one.owners:
-                    is_its = not is_known or self._tenant_root(scope.tenant) == chain.root
+                for scope in filter(None, one.owners):
+                    is_its = names is None or names.tenant_root(scope.tenant) == chain.root
                     if is_its and scope.asker == Asker(model):
                         scopes.setdefault(scope, {})[turn_id] = one.turn
         for scope, turns in scopes.items():
@@ -515,165 +353,28 @@ class TurnStore:
             if (there := chain[one.start : one.end]) or not one.start
         )
 
-    def run(self) -> None:
-        """Write what comes until closed."""
-        while (job := self._jobs.get()) is not None:
-            self._write(job)
-
-    def close(self) -> None:
-        """Let `run` end when everything is written."""
-        self._jobs.put(None)
-
-    # Reading
-
-    def _look_at(self, scope: TurnScope) -> None:
-        """A conversation that was branched off has its folder from the server."""
-        with self._lock:
-            folder = self._folder(scope)
-            if self._root is not None and folder not in self._files.folders:
-                self._files.learn_folder(self._root / folder)
-
     def _answers(self, key: bytes, scope: TurnScope) -> list[Turn]:
         """The turns with this key: those of a conversation first, then those that came last."""
         with self._lock:
-            held = self._memory.answers(key)
-            folder = self._folder(scope)
-            names = self._files.answers(name_of_key(self._secret, key), folder)
-            mine = self._files.folders.get(folder, set[Named]())
-        found = [(scope not in one.owners, one.turn) for one in held]
-        for name in names[:MAX_ANSWERS]:
-            turn = self._read(name)
-            if turn is not None and turn.key == key:
-                found.append((name not in mine, turn))
-        ordered = sorted(found, key=lambda one: one[0])
-        return list({turn.id: turn for _, turn in ordered}.values())[:MAX_ANSWERS]
-
-    def _all_of(self, names: Sequence[Named]) -> list[Turn]:
-        read = [self._read(name) for name in names[:MAX_ANSWERS]]
-        return [turn for turn in read if turn is not None]
+            held = sorted(self._memory.answers(key), key=lambda one: scope not in one.owners)
+            return [one.turn for one in held[:MAX_ANSWERS]]
 
     def _ways_to(self, turns: Sequence[Turn]) -> list[list[Turn]]:
         """To the first few of these turns."""
-        latest = list({turn.id: turn for turn in turns}.values())[:MAX_ANSWERS]
-        return [way for turn in latest if (way := self._way_to(turn)) is not None]
+        return [way for one in turns[:MAX_ANSWERS] if (way := self._way_to(one)) is not None]
 
     def _way_to(self, turn: Turn) -> list[Turn] | None:
         """A turn and all before it, the first one first; None when one of them is missing."""
         turns = [turn]
-        while turns[-1].start:
-            last = turns[-1]
-            parent = self._get(last.parent)
-            if parent is None or parent.end != last.start or parent.start >= last.start:
-                return None
-            turns.append(parent)
+        with self._lock:
+            while turns[-1].start:
+                last = turns[-1]
+                held = self._memory.held.get(last.parent)
+                parent = held.turn if held is not None else None
+                if parent is None or parent.end != last.start or parent.start >= last.start:
+                    return None
+                turns.append(parent)
         return turns[::-1] if all(one.token_ids for one in turns) else None
-
-    def _get(self, turn_id: bytes) -> Turn | None:
-        with self._lock:
-            if (held := self._memory.held.get(turn_id)) is not None:
-                return held.turn
-            name = self._files.name_of(name_of_turn(self._secret, turn_id))
-        turn = self._read(name) if name is not None else None
-        return turn if turn is not None and turn.id == turn_id else None
-
-    def _read(self, name: Named) -> Turn | None:
-        with self._lock:
-            paths = self._files.paths(name)
-        for path in paths:
-            if (turn := self._reader.read(name, path)) is not None:
-                return turn
-            with self._lock:
-                self._files.lose(path.parent.name, name)
-        return None
-
-    def _named(self, turn: Turn) -> Named:
-        key, bare, asked = (
-            name_of_key(self._secret, one) if one else ""
-            for one in (turn.key, turn.bare, turn.asked)
-        )
-        return Named(key, name_of_turn(self._secret, turn.id), bare, asked)
-
-    def _folder(self, scope: TurnScope) -> str:
-        """What stands for a conversation; one with a session's id as the store's rows have it."""
-        asker = scope.asker
-        if asker.session_id is not None:
-            conversation = conversation_key(self._secret, asker.session_id).hex()
-        else:
-            tenant = self._tenant_root(scope.tenant)
-            conversation = unnamed_folder(self._secret, scope.beginning, tenant)
-        name = model_key(self._secret, asker.model) if asker.model else ""
-        return folder_name(conversation, name)
-
-    # Writing
-
-    def _write(self, job: _Job) -> None:
-        turn, scope = job
-        with self._lock:
-            root, name, folder = self._root, self._named(turn), self._folder(scope)
-            if root is None or not self._is_wanted(job):
-                return  # it was forgotten meanwhile
-        path, data = root / folder / name.file, packed(turn)
-        key = temp_name(path.name, PART)
-        try:
-            self._room.take(key, len(data))
-        except OverCap:
-            return  # it stays in memory
-        with self._placing:
-            for one in self._place(job, name, path, data):
-                _remove(one)
-
-    def _place(self, job: _Job, name: Named, path: Path, data: bytes) -> list[Path]:
-        """Have a turn at this path, unless it is forgotten; the files that have to go for it."""
-        with self._lock:
-            others = self._files.paths(name) if self._is_wanted(job) else None
-        if others is None:
-            return []
-        try:
-            if not _linked(path, others):
-                _write_file(path, data)
-            num_bytes = path.stat().st_size
-        except OSError:
-            return []  # it stays in memory; what ails the disk the slots' own writer reports
-        with self._lock:
-            if not self._is_wanted(job):
-                return [path]  # it was forgotten while it was written
-            if self._named(job.turn) != name:
-                return []  # another store came meanwhile, and it is to be written there
-            self._memory.drop_owner(job.turn.id, job.scope)
-            self._files.note(self._folder(job.scope), name, path, num_bytes)
-            return self._files.excess(self._max_disk_bytes)
-
-    def _is_wanted(self, job: _Job) -> bool:
-        held = self._memory.held.get(job.turn.id)
-        return held is not None and held.owners.get(job.scope) is True
-
-
-def _linked(path: Path, others: Sequence[Path]) -> bool:
-    """Have a turn at this path as one more link to another's file, if one is there.
-
-    Raises OSError.
-    """
-    for directory in (path.parent.parent.parent, path.parent.parent, path.parent):
-        directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
-    for other in others:
-        with suppress(FileNotFoundError):  # its owner was deleted meanwhile
-            link(other, path)
-            return True
-    return False
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Have a turn at this path as a file of its own. Raises OSError."""
-    temporary = path.with_name(temp_name(path.name, PART))
-    try:
-        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, PRIVATE_FILE), "wb") as file:
-            file.write(data)
-        temporary.rename(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def tools_of(way: Sequence[Turn]) -> bytes:
@@ -707,14 +408,13 @@ class PendingTurn:
     lineage: Lineage
     template: Template
     prompt_ids: Sequence[int]
-    is_durable: bool
     came_after: int = 0
     """The number of the last deletion before its request came."""
     spoken: AnswerRecord = field(default_factory=AnswerRecord)
 
     def __post_init__(self) -> None:
         way, scope = self.lineage.way, self.lineage.scope
-        self.turns.adopt(way, scope, is_durable=self.is_durable, recognised=self._recognised)
+        self.turns.adopt(way, scope, self._recognised)
 
     @property
     def _recognised(self) -> Recognised:
@@ -723,19 +423,19 @@ class PendingTurn:
 
     def end(
         self, output_ids: Sequence[int], cut: Cut | None = None, *, is_whole: bool = True
-    ) -> None:
-        """All of it was said, with these tokens, but for what ended it.
+    ) -> Turn | None:
+        """All of it was said, with these tokens, but for what ended it: the turn that it is.
 
         What says nothing, or no more than it began with, is no turn: it would be its own parent.
         Unless it `is_whole` it ended inside of thoughts or of a call.
         """
         if self.spoken.is_empty:
-            return
+            return None
         self.spoken.texts.insert(0, self.lineage.begun)
         if cut is not None:
             kept = self._before(cut, output_ids)
             if kept is None:
-                return
+                return None
             output_ids = kept
         lineage = self.lineage
         before = lineage.way[-1] if lineage.way else None
@@ -743,7 +443,7 @@ class PendingTurn:
         token_ids = array("I", self.prompt_ids[lineage.start :])
         token_ids.extend(output_ids)
         end = len(self.prompt_ids) + len(output_ids)
-        form = self.spoken.form(defaults_of(unpacked(lineage.tools)))
+        form = self.spoken.form(defaults_of(tools_in(lineage.tools)))
         turn = Turn(
             key=advance(lineage.key, form) if is_whole else b"",
             parent=before.id if before is not None else b"",
@@ -758,8 +458,8 @@ class PendingTurn:
             asked=lineage.key if is_resumed or not lineage.begun else b"",
             said_at=before.said_at if before is not None and is_resumed else len(self.prompt_ids),
         )
-        whose = self._recognised
-        self.turns.put(turn, lineage.scope, is_durable=self.is_durable, recognised=whose)
+        self.turns.put(turn, lineage.scope, self._recognised)
+        return turn
 
     def _before(self, cut: Cut, output_ids: Sequence[int]) -> list[int] | None:
         """The tokens up to where the cut is; None where that is in doubt."""
@@ -781,18 +481,3 @@ class PendingTurn:
     def _text_of(self, token_ids: Sequence[int], before: Sequence[int]) -> str:
         detokenizer = self.template.detokenizer(before or self.prompt_ids)
         return "".join(detokenizer.add(one) for one in token_ids) + detokenizer.finish()
-
-
-def _folders_of(whom: Whom, secret: bytes) -> Folders:
-    """Where the turns of those that somebody names lie."""
-    key = whom.key
-    if key is None and whom.session_id is not None:
-        key = conversation_key(secret, whom.session_id)
-    name = model_key(secret, whom.model) if whom.model is not None else None
-    return Folders(key.hex() if key is not None else None, name)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
