@@ -317,9 +317,9 @@ class Interleaving:
                 return [path for path in paths if needle in path.read_bytes()]
 
     def is_whole(self, word: str) -> bool:
-        """It is in a head and in a turn, and all queued before it was written as well."""
-        suffixes = {path.suffix for path in self.files_with(word) if "tmp" not in path.name}
-        return len(suffixes) == 2
+        """It is in a head, and all queued before it was written as well."""
+        heads = self.root / "heads"
+        return any("tmp" not in one.name and heads in one.parents for one in self.files_with(word))
 
     # What must be so
 
