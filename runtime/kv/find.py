@@ -92,6 +92,9 @@ class Finder:
 
     def _look(self, cursor: CacheCursor, found: Found[RunKv]) -> None:
         assert self._reader is not None
+        # What of it has no slot yet may leave memory as soon as it has one: then nobody reads it.
+        there = (self._memory.get(name) for name in cursor.block_hashes)
+        self._state.pin(cursor, [one for one in there if one is not None])
         limit, size = len(cursor.token_ids) - 1, self._state.chain.block_size
         key = b"look" + cursor.name_at(self._state.chain, limit)
         cursor.awaits.add(key)

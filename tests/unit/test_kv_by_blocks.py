@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runtime.kv import reader
 from runtime.kv.block_memory import BlockMemory
 from runtime.kv.pack import RunKv
+from runtime.kv.writer import Written
 from runtime.kv_messages import Drop, Recall
 from store.block_names import num_common, pack_ids
 from store.heads import Whom
@@ -95,6 +96,30 @@ def test_after_a_restart_everything_is_taken_up(workers: Any, tmp_path: Path):
         again = workers(make, root)
         second = again.ask([*said, 200, 201], [300], "s")
         assert (second.num_reused, second.cursor.use.tier) == (13, "warm")
+
+
+class WrittenLate(KvWorker):
+    """With `holds` it hears what was written only once it has heard what is on disk of a prompt."""
+
+    holds = False
+
+    def handle(self, news: Any) -> None:
+        if isinstance(news, Written) and self.holds:
+            self.inbox.put(news)
+            return
+        self.holds = self.holds and not isinstance(news, reader.OnDisk)
+        super().handle(news)
+
+
+def test_what_is_a_slot_only_after_it_was_looked_for_stays_in_memory_for_who_looked(tmp_path: Path):
+    worker = WrittenLate(PLAIN, tmp_path, hot_bytes=1)
+    first = worker.ask(range(8), [100], "s")
+    worker.settle()
+    second = worker.ask([*first.token_ids, *range(200, 205)], [300], "s")
+    worker.holds = True
+    third = worker.ask([*second.token_ids, 400, 401], [500], "s")
+    assert third.num_reused >= 12
+    worker.close()
 
 
 def test_after_a_kill_whole_blocks_are_taken_up(workers: Any, tmp_path: Path):
