@@ -78,8 +78,8 @@ def sweep_fan_out(directory: Path) -> int:
 
 def sweep_staged(directories: Iterable[Path], before_s: float) -> int:
     """The same of what lies right in these directories, and was written before that time of the
-    wall clock or for an earlier server: a head that was staged for this one may be published after
-    its writer has ended.
+    wall clock or for an earlier server, and whose writer has ended: a head that was staged for this
+    one may still be published.
     """
     paths = [path for directory in directories for path in _unfinished(directory)]
     old = [one for one in paths if is_abandoned(one.name) and _written_s(one) < before_s]

@@ -71,7 +71,7 @@ from store.heads import Heads, Published, TurnedAway
 from store.keyed_names import Whom as Named
 from store.slots import BlockKey, Slots
 from store.types import ModelRow, RunFigures
-from store.upkeep import disk_room
+from store.upkeep import disk_room, sweep_staged
 
 T = TypeVar("T")
 
@@ -447,7 +447,10 @@ class KvStore:
             if model and is_last:
                 store.heads.leave_memory(model)
             store.room.leave(channel.key, model if is_last else b"", before_s)
+            sweep_staged(store.staging_folders, before_s)
 
+        if publishing := [*self._publishing]:
+            await asyncio.wait(publishing)
         await self._life.attempt(leave)
 
     def hear(self, channel: BlockChannel, event: Report) -> None:

@@ -76,6 +76,8 @@ class CacheCursor:
     """The slowest from which something was read."""
     awaits: set[bytes] = field(default_factory=set[bytes])
     """The names of what is being read for it."""
+    spared: set[bytes] = field(default_factory=set[bytes])
+    """The names of what was deleted while it was read for it."""
     holds: dict[Piece[Any], None] = field(default_factory=dict["Piece[Any]", None])
     """What stays in memory for it."""
 
@@ -153,5 +155,6 @@ class CacheCursor:
             ends=set(self.ends),
             tier="hot",
             awaits=set(),
+            spared=set(),
             holds={},
         )

@@ -243,8 +243,10 @@ class Finder:
         wanted, token_ids = read.wanted, read.token_ids or array("I")
         is_end = wanted.kind == HEAD
         name = self._state.chain.end_hash(wanted.above, token_ids) if is_end else wanted.name
-        is_asked = any(one.mode != "off" and one not in self._recalled for one in cursors)
-        return name in self._dropped and not is_asked
+        asked = [one for one in cursors if one.mode != "off" and one not in self._recalled]
+        for cursor in asked if name in self._dropped else ():
+            cursor.spared.add(name)
+        return name in self._dropped and not asked
 
     def _piece(self, read: PieceRead) -> Piece[RunKv] | None:
         """Have in memory what was read.

@@ -313,6 +313,8 @@ class Tiers:
         self._state.release(cursor)
         self._tell(cursor, cursor.num_kept)
         self._cursors.discard(cursor)
+        if cursor.spared and not cursor.num_kept:  # no head goes through it
+            self._drop(cursor.spared)
 
     def leave_beside_rows(
         self, num_bytes: int | None, following: Sequence[CacheCursor] = ()

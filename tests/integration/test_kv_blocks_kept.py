@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,6 +106,24 @@ async def test_a_kill_costs_less_than_a_block(home: Path):
         use = await reused(supervisor, prompt(1))
         assert use.tier == "warm"
         assert use.num_tokens >= NUM_TOKENS - 256
+
+
+async def test_what_a_worker_staged_and_could_not_tell_goes_with_it(home: Path):
+    program = "from store.temp_names import temp_name; print(temp_name('head'), end='')"
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        dead = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program], check=True, capture_output=True
+        )
+        assert kv.store is not None
+        staged = kv.store.root / "heads" / dead.stdout.decode()
+        staged.write_bytes(b"said")
+        pid = worker_of(supervisor).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not staged.exists(), "it is removed")
+        assert num_heads(kv) == 1
 
 
 async def test_what_goes_on_after_a_kill_stays_one_conversation(home: Path):

@@ -17,13 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.kv import reader
 from runtime.kv.block_memory import BlockMemory
+from runtime.kv.cursor import CacheCursor
 from runtime.kv.pack import RunKv
 from runtime.kv.writer import Written
 from runtime.kv_messages import Drop, Recall
 from store.block_names import num_common, pack_ids
 from store.heads import Whom
-from store.keyed_names import conversation_key
-from tests.kv_worker import BLOCK, PLAIN, SECRET, STATEFUL, KvWorker, Request, names_of
+from store.keyed_names import Asker, conversation_key
+from tests.kv_worker import BLOCK, PLAIN, SECRET, STATEFUL, KvWorker, Request, compute, names_of
 from tests.waiting import PATIENCE_S
 
 
@@ -213,6 +214,38 @@ def test_what_is_deleted_while_it_is_brought_back_is_not_taken_in(workers: Any, 
     worker.handle(read)
     worker.settle()
     assert not len(worker.tiers.memory)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_is_deleted_while_it_is_read_for_a_request_is_that_requests_own(
+    workers: Any, tmp_path: Path, is_cancelled: bool
+):
+    worker = workers(PLAIN, tmp_path)
+    said = worker.ask(range(10), [100], "goes").token_ids
+    worker.close()
+    worker = workers(PLAIN, tmp_path)
+    prompt = [*said, 50, 51]
+    cursor = CacheCursor(token_ids=prompt, asker=Asker("m", "other"))
+    worker.tiers.set_idle(is_idle=False)
+    worker.tiers.begin(cursor)
+    worker.handle(worker.inbox.get(timeout=PATIENCE_S))
+    reads = []
+    while sum(len(one.reads) for one in reads) < 3:  # two blocks, and the end
+        reads.append(worker.inbox.get(timeout=PATIENCE_S))
+    assert worker.heads is not None
+    gone = worker.heads.delete(Whom(session=conversation_key(SECRET, "goes")))
+    worker.tiers.hear(Drop(number=1, names=tuple(one.name for one in gone)))
+    for read in reads:
+        worker.handle(read)
+    if not is_cancelled:
+        kv, num_tokens = worker.tiers.restore(cursor)
+        assert num_tokens == 11
+        compute(kv, prompt, num_tokens, 12)
+        worker.tiers.on_prefill(cursor, kv, (num_tokens, 12), 1.0)
+    worker.tiers.release(cursor)
+    worker.settle()
+    assert len(worker.tiers.memory) == (0 if is_cancelled else 3)
+    assert bool(worker.heads.known) != is_cancelled
 
 
 def test_nothing_of_what_was_deleted_stays_in_idle_caches(workers: Any, root: Path | None):
