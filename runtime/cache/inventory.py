@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from runtime.cache.conversations import MIN_PREFIX
@@ -72,6 +73,26 @@ class Inventory:
         self._block_size = block_size
         self._secret = secret
         self._wall_s = wall_s
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Nothing comes or leaves as long as somebody has it."""
+        return self._heads.lock
+
+    def current(self, one: Conversation) -> Conversation:
+        """The same as it is now; while somebody has the `lock` it stays so.
+
+        Raises:
+            UnknownConversation: it has gone meanwhile.
+        """
+        with self.lock:
+            if all(head.head.id in self._heads.known for head in one.heads):
+                return one
+            whose = conversation_of(one.last.head)
+            for other in self.conversations():
+                if conversation_of(other.last.head) == whose:
+                    return other
+        raise gone_meanwhile(one.id)
 
     def conversations(self) -> list[Conversation]:
         """Everything there is, the latest used first."""
@@ -200,11 +221,14 @@ def whom_of(heads: Heads, head_id: str, block_size: int) -> Whom:
     """
     with heads.lock:
         if head_id not in heads.known:
-            raise UnknownConversation(
-                f"The conversation {head_id} has gone meanwhile.", "conversation"
-            )
+            raise gone_meanwhile(head_id)
         head, token_ids, said = heads.read(head_id)
         shared = heads.num_shared(head_id, token_ids)
     root, beginning = head.owner.root, beginning_of(said)
     chain = Chain(pack_ids(token_ids), shared, root, block_size, beginning)
     return Whom(model=head.name, chain=chain)
+
+
+def gone_meanwhile(name: str) -> UnknownConversation:
+    """It was there when it was looked up."""
+    return UnknownConversation(f"The conversation {name} has gone meanwhile.", "conversation")

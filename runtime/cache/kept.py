@@ -17,11 +17,12 @@ from store.keyed_names import conversation_key, keyed_hash
 
 def pinned(store: BlockStore, inventory: Inventory, name: str) -> Pinned:
     """Have a conversation stay, with every model that it had. Raises UnknownConversation."""
-    found = inventory.find_all(name)
-    for one in found:
-        for known in one.heads:
-            _mark(store, known, is_pinned=known is one.last)
-    return Pinned(found[0].id, True, inventory.view(inventory.find(name)).num_durable)
+    with inventory.lock:
+        found = inventory.find_all(name)
+        for one in found:
+            for known in one.heads:
+                _mark(store, known, is_pinned=known is one.last)
+        return Pinned(found[0].id, True, inventory.view(inventory.find(name)).num_durable)
 
 
 def pinned_ahead(
@@ -43,20 +44,20 @@ def unpinned(store: BlockStore, inventory: Inventory, name: str) -> Pinned:
         UnknownConversation: there is none, and none was pinned ahead.
     """
     key = conversation_key(store.secret, name)
-    with store.heads.lock:
+    with inventory.lock:
         known = [one for one in store.heads.known.values() if one.head.owner.session == key]
-    ahead = [one for one in known if not one.head.num_tokens]
-    for one in ahead:
-        store.heads.forget(one.head.id)
-    try:
-        found = inventory.find_all(name)
-    except UnknownConversation:
-        if not ahead:
-            raise
-        return Pinned(key.hex(), False, 0)
-    for one in (head for each in found for head in each.heads):
-        _mark(store, one, is_pinned=False)
-    return Pinned(found[0].id, False, inventory.view(inventory.find(name)).num_durable)
+        ahead = [one for one in known if not one.head.num_tokens]
+        for one in ahead:
+            store.heads.forget(one.head.id)
+        try:
+            found = inventory.find_all(name)
+        except UnknownConversation:
+            if not ahead:
+                raise
+            return Pinned(key.hex(), False, 0)
+        for one in (head for each in found for head in each.heads):
+            _mark(store, one, is_pinned=False)
+        return Pinned(found[0].id, False, inventory.view(inventory.find(name)).num_durable)
 
 
 def _mark(store: BlockStore, known: KnownHead, *, is_pinned: bool) -> None:

@@ -15,7 +15,7 @@ import psutil
 
 from runtime import kv_sizes
 from runtime.cache.conversations import KeptConversation, KnownModels, models_beginning
-from runtime.cache.inventory import Conversation, Inventory, conversation_of
+from runtime.cache.inventory import Conversation, Inventory, conversation_of, gone_meanwhile
 from runtime.cache.opened import BlockStore, Terms
 from runtime.cache.verification import Verified
 from runtime.cache.views import (
@@ -73,26 +73,33 @@ def inventory_of(store: BlockStore, *, on_disk: bool = True) -> Inventory:
 
 
 def all_kept(inventory: Inventory, found: Iterable[Conversation]) -> list[KeptConversation]:
-    """These as `KvContents` says them."""
-    return [as_kept(inventory, one) for one in found]
+    """These as `KvContents` says them, without what has gone meanwhile."""
+    kept: list[KeptConversation] = []
+    for one in found:
+        with suppress(UnknownConversation):
+            kept.append(as_kept(inventory, one))
+    return kept
 
 
 def as_kept(inventory: Inventory, one: Conversation) -> KeptConversation:
-    """A conversation as `KvContents` says it."""
-    view, head = inventory.view(one), one.last.head
+    """A conversation as `KvContents` says it. Raises UnknownConversation: it has gone meanwhile."""
+    with inventory.lock:
+        one = inventory.current(one)
+        view, head = inventory.view(one), one.last.head
     return KeptConversation(view, head.model, head.id, head.ttl_s, view.is_pinned)
 
 
 def shown(inventory: Inventory, name: str, block_size: int) -> tuple[KeptConversation, ShownView]:
     """A conversation with its slots. Raises UnknownConversation."""
-    one = inventory.find(name)
-    kept = as_kept(inventory, one)
+    with inventory.lock:
+        one = inventory.find(name)
+        kept, blocks = as_kept(inventory, one), inventory.blocks(one)
     slots = tuple(
         SlotView(node.key.name.hex(), tier, node.start, node.start + block_size)
-        for node in inventory.blocks(one)
+        for node in blocks
         if (tier := _tier(node.block.sizes.tier)) is not None
     )
-    start, end = len(inventory.blocks(one)) * block_size, one.last.head.num_tokens
+    start, end = len(blocks) * block_size, one.last.head.num_tokens
     if start < end <= kept.view.num_durable:
         slots = (*slots, SlotView(one.last.head.id, "warm", start, end))
     return kept, ShownView(kept.view, kept.is_pinned, kept.ttl_s, slots)
@@ -149,10 +156,11 @@ def branch(
 ) -> None:
     """See `KvContents.branch`."""
     session = conversation_key(store.secret, copy)
-    for one in inventory.of_sessions([source])[source]:
-        head, end = one.last.head, ends.get(one.last.head.name, 0)
-        if (end := min(end, head.num_tokens)) > 0:
-            store.branch(one.last, session, end)
+    with inventory.lock:
+        for one in inventory.of_sessions([source])[source]:
+            head, end = one.last.head, ends.get(one.last.head.name, 0)
+            if (end := min(end, head.num_tokens)) > 0:
+                store.branch(one.last, session, end)
 
 
 # Exchange
@@ -307,9 +315,15 @@ def delete(
 
 
 def delete_head(store: BlockStore, head_id: str, number: int | None = None) -> Gone:
-    """The same of a head without a session; raises as `Heads.delete_head`."""
+    """The same of a head without a session.
+
+    Raises as `Heads.delete_head`, and UnknownConversation where there is no such head.
+    """
     _clear_traces(store)
-    return deleted_head(store.heads, head_id, number)
+    with store.heads.lock:
+        if head_id not in store.heads.known:
+            raise gone_meanwhile(head_id)
+        return deleted_head(store.heads, head_id, number)
 
 
 def _clear_traces(store: BlockStore) -> None:

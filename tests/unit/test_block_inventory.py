@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cache import tending
 from runtime.cache.inventory import Inventory
 from runtime.errors import UnknownConversation
 from store.head_file import KEPT
@@ -50,6 +51,21 @@ def test_it_is_found_by_its_session_id_and_by_the_beginning_of_its_id(store: Sto
     for name in ("two", ONE.hex()[:3]):
         with pytest.raises(UnknownConversation, match="hearth cache ls"):
             inventory.find(name)
+
+
+def test_what_goes_on_or_leaves_after_it_was_looked_up_is_shown_as_it_is_then(store: Store):
+    one, nameless = store.turn(tokens_of(1, 1), ONE), store.turn(tokens_of(2, 1), b"")
+    other = store.turn(tokens_of(3, 1), OTHER)
+    inventory = inventory_of(store)
+    found = inventory.conversations()
+    longer = store.turn(tokens_of(1, 2), ONE, before=one)
+    store.heads.delete_head(nameless.head.id)
+    kept = tending.all_kept(inventory, found)
+    lengths = {one.end: one.view.num_tokens for one in kept}
+    assert lengths == {other.head.id: BLOCK, longer.head.id: 2 * BLOCK}
+    (gone,) = (one for one in found if not one.is_named)
+    with pytest.raises(UnknownConversation, match="has gone"):
+        tending.as_kept(inventory, gone)
 
 
 def test_what_others_have_as_well_is_not_its_own(store: Store):
