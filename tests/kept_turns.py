@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,14 +12,25 @@ from runtime.kv_messages import TurnsFound, TurnsWanted
 from runtime.prompt.healing import TurnScope
 from runtime.worker.input.turns import AskedHeads, TurnStore
 from store.block_names import HashChain
-from store.head_file import Head, KnownHead, owner_of, write_head
+from store.errors import SlotMissing
+from store.head_file import Head, KnownHead, owner_of, read_head, write_head
 from store.heads import Heads, Published
 from store.slots import Slots
-from store.turns import Said, packed
+from store.turns import Said, packed, unpacked
 
 MODEL = b"m" * 32
 SECRET = b"secret"
 CHAIN = HashChain(SECRET, MODEL, block_size=16)
+
+
+def turns_below(root: Path) -> set[bytes]:
+    """The ids of all turns that the heads of a store on disk have."""
+    found: set[bytes] = set()
+    for path in (root / "heads").glob("*/*/*.safetensors"):
+        with suppress(SlotMissing):  # another one takes its place
+            _, token_ids, said = read_head(path)
+            found |= {turn.id for turn in unpacked(said, token_ids).turns}
+    return found
 
 
 class KeptHeads:

@@ -25,7 +25,7 @@ def back_up(home: Path, copy: Path) -> None:
         (copy / name).chmod(0o600)
     for name in ("kv/secret", "hearth.toml"):
         shutil.copy2(home / name, copy / name)
-    for folder in ("heads", "slots", "turns"):
+    for folder in ("heads", "slots"):
         if (home / "kv" / folder).exists():
             shutil.copytree(home / "kv" / folder, copy / "kv" / folder, copy_function=taken_along)
 

@@ -15,6 +15,7 @@ from store.keyed_names import conversation_key
 from store.ownership import secret_of
 from tests.asking import ask
 from tests.integration.test_kv_blocks_kept import NUM_TOKENS, kept, prompt, reused, serving
+from tests.kept_turns import turns_below
 from tests.running_server import hearth
 from tests.tiny_models import TEXT, write_model
 from tests.waiting import until
@@ -116,10 +117,9 @@ async def test_its_database_is_checked_and_its_cold_store_is_marked(home: Path):
 async def test_no_turn_of_what_is_deleted_is_left(tmp_path: Path):
     """Whether no server has the store, or one has it whose model is not loaded."""
     write_model(tmp_path / "models" / "m")
-    root = tmp_path / "kv"
 
-    def turns() -> set[Path]:
-        return {*(root / "turns").rglob("*.turn")}
+    def turns() -> set[bytes]:
+        return turns_below(tmp_path / "kv")
 
     sessions = ("one", None, "two", "three", None)
     async with serving(tmp_path) as (supervisor, kv):

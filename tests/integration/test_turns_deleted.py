@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,8 @@ from runtime.config.settings import ModelSettings
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import CacheParams, ChatPrompt, Message, Thinking, Usage
-from store.errors import SlotMissing
-from store.head_file import read_head
-from store.turns import unpacked
 from tests.asking import answer, request, script, supervising_with_store, worker_of
+from tests.kept_turns import turns_below
 from tests.tiny_models import CHAT_TEMPLATE, write_model
 from tests.waiting import until
 
@@ -129,12 +127,7 @@ class Home:
     @property
     def turns(self) -> int:
         """All that heads on disk have."""
-        found: set[bytes] = set()
-        for path in (self.root / "heads").glob("*/*/*.safetensors"):
-            with suppress(SlotMissing):  # another one takes its place
-                _, token_ids, said = read_head(path)
-                found |= {turn.id for turn in unpacked(said, token_ids).turns}
-        return len(found)
+        return len(turns_below(self.root))
 
 
 @asynccontextmanager
