@@ -11,32 +11,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from store.cold_gate import ColdGate, Reach
+from runtime.cache.opened import BlockStore
+from store.cold_gate import Reach
 from store.errors import StoreError
 
 T = TypeVar("T")
 
-
-class Opened(Protocol):
-    """A store that is open. Its calls block."""
-
-    cold: ColdGate | None
-
-    @property
-    def secret(self) -> bytes: ...
-
-    def close(self) -> None: ...
-
-    def probe(self) -> None:
-        """Write a little, everywhere. Raises StoreError where that fails."""
-        ...
-
-
-S = TypeVar("S", bound=Opened)
 
 State = Literal["off", "opening", "ok", "degraded"]
 StoreThread = Literal["write", "promote", "room", "chore"]
@@ -68,17 +52,17 @@ class ColdStatus(NamedTuple):
     message: str | None = None
 
 
-class StoreListener(Protocol, Generic[S]):
+class StoreListener(Protocol):
     """Who uses the store. All calls come from the event loop."""
 
-    def open(self, secret: bytes | None) -> S:
+    def open(self, secret: bytes | None) -> BlockStore:
         """Make or open the store, in a thread; the secret is that of the one before, if any.
 
         Raises StoreError.
         """
         ...
 
-    def on_opening(self, store: S) -> None:
+    def on_opening(self, store: BlockStore) -> None:
         """This store is opened, and is going to be `StoreLife.store`."""
         ...
 
@@ -95,11 +79,11 @@ class StoreListener(Protocol, Generic[S]):
         ...
 
 
-class StoreLife(Generic[S]):
+class StoreLife:
     """Opens the store after `start`, tries again while it is degraded, until `close`."""
 
-    def __init__(self, listener: StoreListener[S], *, has_disk: bool) -> None:
-        self.store: S | None = None
+    def __init__(self, listener: StoreListener, *, has_disk: bool) -> None:
+        self.store: BlockStore | None = None
         self.status = KvStatus("opening" if has_disk else "off")
         self.settled = asyncio.Event()
         self.stopping = asyncio.Event()
@@ -154,7 +138,9 @@ class StoreLife(Generic[S]):
         """What keys names in the store; empty as long as that was never open."""
         return self._secret or b""
 
-    async def attempt(self, work: Callable[[S], T], thread: StoreThread = "write") -> T | None:
+    async def attempt(
+        self, work: Callable[[BlockStore], T], thread: StoreThread = "write"
+    ) -> T | None:
         """The result of `work`; None when there is no store or it fails, as `status` then says."""
         store = self.store
         if store is None:
@@ -246,7 +232,7 @@ class StoreLife(Generic[S]):
                     self._listener.on_probed()
         _log.info("store_works_again")
 
-    async def _probe(self, store: S) -> bool:
+    async def _probe(self, store: BlockStore) -> bool:
         try:
             await self._in("write", store.probe)
         except StoreError as error:

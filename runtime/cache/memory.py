@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from runtime.cache.channel import BlockChannel
+from runtime.cache.channel import WorkerChannel
 from runtime.cache.lifecycle import StoreLife
 from runtime.cache.opened import BlockStore
 from runtime.config.settings import Settings
@@ -84,7 +84,7 @@ def _worth_warming(store: BlockStore, model: bytes, num_learned: int) -> list[_W
 
 
 def _to_warm(
-    store: BlockStore, channel: BlockChannel, num_bytes: int, num_learned: int
+    store: BlockStore, channel: WorkerChannel, num_bytes: int, num_learned: int
 ) -> list[Recall]:
     heads = store.heads
     told: list[Recall] = []
@@ -113,8 +113,8 @@ class WorkersMemory:
 
     def __init__(
         self,
-        life: StoreLife[BlockStore],
-        channels: Collection[BlockChannel],
+        life: StoreLife,
+        channels: Collection[WorkerChannel],
         all_heads: Callable[[], Sequence[Heads]],
         settings: Settings,
     ) -> None:
@@ -169,7 +169,7 @@ class WorkersMemory:
             channel.tell(Recall(pack_ids(read.token_ids), read.head.owner.root, is_wanted=True))
         return read.head.num_tokens
 
-    async def warm(self, channel: BlockChannel, num_bytes: int) -> None:
+    async def warm(self, channel: WorkerChannel, num_bytes: int) -> None:
         """Have in a new worker's memory what is pinned of its model, what many conversations begin
         with, and then so much of what was used last.
         """
@@ -177,7 +177,7 @@ class WorkersMemory:
         for told in await self._life.attempt(lambda s: _to_warm(s, channel, num_bytes, num)) or []:
             channel.tell(told)
 
-    def _of(self, model: bytes) -> list[BlockChannel]:
+    def _of(self, model: bytes) -> list[WorkerChannel]:
         return [one for one in self._channels if one.model_key == model]
 
     def _paths(self, head_ids: Collection[str]) -> list[HeadPath]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
 
 import structlog
 
-from runtime.cache.lifecycle import Opened, StoreLife
-from runtime.cache.worker_channel import WorkerChannel
+from runtime.cache.channel import WorkerChannel
+from runtime.cache.lifecycle import StoreLife
+from runtime.cache.opened import BlockStore
 from runtime.config.settings import Settings
 from runtime.models.identified import Identity, introduce, say_unknown
 from runtime.models.identity import ModelFiles, NotIdentified, Stopped
-from store.clock import TrustedClock
 from store.errors import StoreError
-from store.records import Records
 
 _SMALL_BYTES = 1 << 30
 """Read before anybody notices."""
@@ -25,31 +23,13 @@ Reader = Callable[[Identity, Callable[[], bool]], bytes]
 """As `Identity.read`."""
 
 
-class Remembering(Opened, Protocol):
-    """A store that remembers models."""
-
-    @property
-    def records(self) -> Records: ...
-
-    @property
-    def clock(self) -> TrustedClock: ...
-
-    def has_any(self, models: Collection[bytes]) -> bool:
-        """Whether there is anything of these models. Raises StoreError."""
-        ...
-
-
-S = TypeVar("S", bound=Remembering)
-
 _log = structlog.stdlib.get_logger("hearth.store")
 
 
-class Naming(Generic[S]):
+class Naming:
     """It belongs to the event loop; what blocks is done in threads."""
 
-    def __init__(
-        self, settings: Settings, life: StoreLife[S], read: Reader = Identity.read
-    ) -> None:
+    def __init__(self, settings: Settings, life: StoreLife, read: Reader = Identity.read) -> None:
         self._settings = settings
         self._life = life
         self._read_weights = read
@@ -111,6 +91,6 @@ class Naming(Generic[S]):
         return None
 
 
-def _has_kv_of(store: Remembering, label: str) -> bool:
+def _has_kv_of(store: BlockStore, label: str) -> bool:
     """Whether there is anything of a model that was loaded under this name."""
     return store.has_any({row.hash for row in store.records.models() if row.label == label})

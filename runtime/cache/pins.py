@@ -47,7 +47,7 @@ class Pins:
     def __init__(
         self,
         settings: Settings,
-        life: StoreLife[BlockStore],
+        life: StoreLife,
         hash_of: Callable[[str], bytes | None],
     ) -> None:
         self.refused_pins: dict[str, PinsFull] = {}

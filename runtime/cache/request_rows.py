@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic
 
 from runtime.cache.lifecycle import StoreLife
-from runtime.cache.naming import S
 from store.types import RequestRow
 
 _WRITE_ROWS_S = 5.0
@@ -15,10 +13,10 @@ _MAX_WAITING_ROWS = 1000
 """While the store fails the oldest are dropped: nobody waits for them."""
 
 
-class RequestRows(Generic[S]):
+class RequestRows:
     """Belongs to the event loop."""
 
-    def __init__(self, life: StoreLife[S]) -> None:
+    def __init__(self, life: StoreLife) -> None:
         self._life = life
         self._waiting: deque[RequestRow] = deque(maxlen=_MAX_WAITING_ROWS)
         self._writing: asyncio.Task[None] | None = None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 from msgspec import structs
 
-from runtime.cache.channel import BlockChannel
+from runtime.cache.channel import Report, WorkerChannel, options_of
 from runtime.cache.deletion_log import DeletionLog, Models, Receipt
 from runtime.cache.figures import (
     GAUGES,
@@ -43,7 +43,6 @@ from runtime.cache.tending import (
     terms_of,
 )
 from runtime.cache.upkeep import make_room
-from runtime.cache.worker_channel import Report, options_of
 from runtime.config.settings import Settings
 from runtime.errors import StoreUnavailable, UnknownConversation
 from runtime.kv_messages import (
@@ -118,12 +117,12 @@ class KvStore:
 
     def __init__(self, settings: Settings, reader: Reader = Identity.read) -> None:
         self._settings = settings
-        self._life = StoreLife[BlockStore](self, has_disk=settings.kv_disk)
-        self.requests = RequestRows[BlockStore](self._life)
+        self._life = StoreLife(self, has_disk=settings.kv_disk)
+        self.requests = RequestRows(self._life)
         self._retired: dict[str, KvCounts] = {}
         self._disk = DiskFigures()
-        self._naming = Naming[BlockStore](settings, self._life, reader)
-        self._channels: set[BlockChannel] = set()
+        self._naming = Naming(settings, self._life, reader)
+        self._channels: set[WorkerChannel] = set()
         self.memory = WorkersMemory(self._life, self._channels, self.all_heads, settings)
         self.pins = Pins(settings, self._life, self.hash_of)
         self._deletions = DeletionLog()
@@ -167,9 +166,9 @@ class KvStore:
         """Publish what has arrived, then close; the workers are gone already."""
         await self._life.close()
 
-    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> BlockChannel:
+    def channel(self, spec: ModelSpec, budget: HotBudget | None = None) -> WorkerChannel:
         """A new worker's share, whose KV may take so much memory; None leaves it to us."""
-        return BlockChannel(self, spec, budget)
+        return WorkerChannel(self, spec, budget)
 
     def listen(self, tell: Callable[[WrittenGroup], None]) -> None:
         """Have `tell` called for what was written for each head, once that is published."""
@@ -179,7 +178,7 @@ class KvStore:
         """Who is asked whether there is an open request of a conversation, by its session id."""
         self._is_asked = is_asked
 
-    def loaded(self) -> list[BlockChannel]:
+    def loaded(self) -> list[WorkerChannel]:
         """Those of the workers that have names of the store."""
         return [one for one in self._channels if one.has_disk]
 
@@ -189,7 +188,7 @@ class KvStore:
         rows = await self._life.attempt(lambda store: store.records.models()) or []
         return {row.label: row for row in reversed(rows)}
 
-    def measured(self, channel: BlockChannel, run: RunFigures) -> None:
+    def measured(self, channel: WorkerChannel, run: RunFigures) -> None:
         """Remember what a worker's run showed."""
         if channel.has_disk:
             self._life.spawn(self._remember(channel.model_hash, run))
@@ -375,7 +374,7 @@ class KvStore:
             None if None in told else sum(filter(None, told)),
         )
 
-    def _tell_deletion(self, channel: BlockChannel, news: Forget, models: Models) -> None:
+    def _tell_deletion(self, channel: WorkerChannel, news: Forget, models: Models) -> None:
         """Tell a worker of what is deleted, unless that is known to be of other weights."""
         if models is None or channel.model_key in models:
             channel.tell(news)
@@ -417,7 +416,7 @@ class KvStore:
         """What a worker for this model is loaded with."""
         return options_of(self._settings, spec, budget, self._life.secret)
 
-    def join(self, channel: BlockChannel) -> None:
+    def join(self, channel: WorkerChannel) -> None:
         """A worker is loading: tell it by what names it finds its KV, if there is a store yet.
 
         First what was deleted: requests that are to be handed to it may have come before that.
@@ -429,7 +428,7 @@ class KvStore:
         if self._life.store is not None:
             self._life.spawn(self._greet(channel))
 
-    def leave(self, channel: BlockChannel) -> None:
+    def leave(self, channel: WorkerChannel) -> None:
         """A worker is gone, and with it what was in its memory."""
         self._channels.discard(channel)
         channel.before = None
@@ -438,7 +437,7 @@ class KvStore:
         self._unnamed.leave_memory(channel.names)
         self._life.spawn(self._leave(channel, time.time()))
 
-    async def _leave(self, channel: BlockChannel, before_s: float) -> None:
+    async def _leave(self, channel: WorkerChannel, before_s: float) -> None:
         """After what it told last was published: what it left of unfinished turns goes."""
         model = channel.model_hash
         is_last = all(one.model_hash != model for one in self._channels)
@@ -453,7 +452,7 @@ class KvStore:
             await asyncio.wait(publishing)
         await self._life.attempt(leave)
 
-    def hear(self, channel: BlockChannel, event: Report) -> None:
+    def hear(self, channel: WorkerChannel, event: Report) -> None:
         """A worker reports."""
         match event:
             case Ended(path=None):
@@ -483,7 +482,7 @@ class KvStore:
     def _chain_of_unnamed(self, names: bytes) -> HashChain:
         return HashChain(names, b"", block_size=self._settings.block_size)
 
-    async def _greet(self, channel: BlockChannel) -> None:
+    async def _greet(self, channel: WorkerChannel) -> None:
         """Tell a worker by what names it finds its KV in the store that was opened."""
         async with channel.welcoming:
             model = await self._naming.of(channel)
@@ -508,13 +507,13 @@ class KvStore:
             channel.welcomed()
         await self.memory.warm(channel, channel.kv.prewarm_bytes)
 
-    def _tell_names(self, channel: BlockChannel, row: ModelRow | None = None) -> None:
+    def _tell_names(self, channel: WorkerChannel, row: ModelRow | None = None) -> None:
         size, device = (row.prefill_slice, row.slice_device or "") if row else (None, "")
         channel.tell(Opened(channel.model_hash, self.secret, size, device))
 
     # Heads
 
-    def _keep_in_memory(self, channel: BlockChannel, ended: Ended) -> None:
+    def _keep_in_memory(self, channel: WorkerChannel, ended: Ended) -> None:
         """A head that is in a worker's memory only."""
         if not channel.has_disk:
             said = self._unnamed.publish(
@@ -532,7 +531,7 @@ class KvStore:
             return
         self._spawn(self._keep_named(channel, ended))
 
-    async def _keep_named(self, channel: BlockChannel, ended: Ended) -> None:
+    async def _keep_named(self, channel: WorkerChannel, ended: Ended) -> None:
         model = channel.model_hash
 
         def keep(store: BlockStore) -> Published | TurnedAway:
@@ -543,7 +542,7 @@ class KvStore:
         if isinstance(said, TurnedAway):
             self.drop(self._turned_away(self.secret, said))
 
-    async def _publish(self, channel: BlockChannel, ended: Ended) -> None:
+    async def _publish(self, channel: WorkerChannel, ended: Ended) -> None:
         """Have a staged head, and say so: from then on its blocks stay."""
         store, start_ns = self._life.store, time.time_ns()
         said = None
@@ -574,14 +573,14 @@ class KvStore:
         return said.gone
 
     def _published(
-        self, store: BlockStore, channel: BlockChannel, ended: Ended
+        self, store: BlockStore, channel: WorkerChannel, ended: Ended
     ) -> Published | TurnedAway | None:
         said = store.publish(channel.key, ended)
         if isinstance(said, Published):
             self.pins.check(store, said.known)
         return said
 
-    def _publish_again(self, channel: BlockChannel) -> None:
+    def _publish_again(self, channel: WorkerChannel) -> None:
         waiting, channel.unpublished = channel.unpublished, []
         for ended in waiting:
             self._spawn(self._publish(channel, ended))
@@ -595,7 +594,7 @@ class KvStore:
 
     # Room
 
-    async def _allow(self, channel: BlockChannel, asked: Allow) -> None:
+    async def _allow(self, channel: WorkerChannel, asked: Allow) -> None:
         def allow(store: BlockStore) -> int:
             age_s = time.monotonic() - asked.made_s
             num_bytes, is_pinned = asked.num_bytes, asked.is_pinned
@@ -606,7 +605,7 @@ class KvStore:
         given = await self._life.attempt(allow, "room")
         channel.tell(Allowance(given or 0))
 
-    async def _find_turns(self, channel: BlockChannel, wanted: TurnsWanted) -> None:
+    async def _find_turns(self, channel: WorkerChannel, wanted: TurnsWanted) -> None:
         """A request waits to be read; not while a store is opened."""
         model, digests = channel.model_hash, wanted.digests
         found: list[Path] = []
@@ -616,7 +615,7 @@ class KvStore:
             )
         channel.tell(TurnsFound(number=wanted.number, paths=tuple(map(str, found))))
 
-    async def _bring(self, channel: BlockChannel, names: Sequence[bytes]) -> None:
+    async def _bring(self, channel: WorkerChannel, names: Sequence[bytes]) -> None:
         keys = [BlockKey(channel.model_hash, one) for one in names]
         there = await self._life.attempt(lambda store: store.bring(keys), "promote") or []
         is_away = self._life.store is not None and self._life.store.is_away(keys)

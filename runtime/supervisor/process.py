@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 
-from runtime.cache.worker_channel import Report, WorkerChannel
+from runtime.cache.channel import Report, WorkerChannel
 from runtime.config.settings import Settings
 from runtime.errors import LoadFailed, MachineFailed, WorkerDied, WorkerError, WorkerWedged
 from runtime.supervisor.blame import cause_of, died, sentence_of

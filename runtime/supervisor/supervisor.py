@@ -14,8 +14,8 @@ from itertools import count
 import structlog
 from msgspec import structs
 
+from runtime.cache.channel import KvServer
 from runtime.cache.deletion_log import Receipt
-from runtime.cache.worker_channel import KvServer
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, UnknownRequest, WorkerError
 from runtime.memory import Departure

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from runtime.cache.channel import BlockChannel
+from runtime.cache.channel import WorkerChannel
 from runtime.cache.service import KvStore
 from runtime.config.settings import Settings
 from runtime.errors import LoadFailed, WorkerError, WorkerWedged
@@ -171,10 +171,10 @@ class LateStore(KvStore):
         self._joining: set[asyncio.Task[None]] = set()
 
     @override
-    def join(self, channel: BlockChannel) -> None:
+    def join(self, channel: WorkerChannel) -> None:
         self._joining.add(asyncio.create_task(self._join(channel)))
 
-    async def _join(self, channel: BlockChannel) -> None:
+    async def _join(self, channel: WorkerChannel) -> None:
         await self.is_let.wait()
         super().join(channel)
 

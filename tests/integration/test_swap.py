@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.cache.worker_channel import WorkerChannel
+from runtime.cache.channel import WorkerChannel
 from runtime.config.settings import ModelSettings
 from runtime.errors import (
     Aborted,

@@ -42,7 +42,7 @@ class World:
     """A disk, a worker that has something to write, and what became of its last try."""
 
     def __init__(self, home: Path) -> None:
-        self.life = StoreLife[BlockStore](self, has_disk=True)
+        self.life = StoreLife(self, has_disk=True)
         self.root = home / "kv"
         self.slots = self.root / "slots"
         self.can_stage = self.can_publish = True
