@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import msgspec
-import psutil
 from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import load
 from msgspec.structs import asdict
@@ -38,7 +37,7 @@ from ops.bench.client import stream_completion
 from ops.bench.engine import prompt
 from ops.bench.files import forget_pages
 from ops.bench.kv import settled
-from ops.bench.processes import Hearth, hearth, worker_environment
+from ops.bench.processes import Hearth, hearth, uses_of, worker_environment
 from ops.bench.random_models import write_eight, write_wide
 from runtime.embedded import HEARTH_TINY
 
@@ -126,17 +125,8 @@ class Used(NamedTuple):
 
 def used(server: Hearth) -> Used:
     """By all threads of the server and of its workers that live, from their start."""
-    root = psutil.Process(server.pid)
-    cpu_ns = num_bytes = 0
-    for process in (root, *root.children(recursive=True)):
-        with contextlib.suppress(OSError, psutil.Error):
-            folder = Path("/proc") / str(process.pid)
-            for thread in (folder / "task").iterdir():
-                with contextlib.suppress(OSError):
-                    cpu_ns += int((thread / "schedstat").read_text().split()[0])
-            lines = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
-            num_bytes += int(lines["rchar"])
-    return Used(cpu_ns / 1e6, num_bytes / 1e6)
+    uses = uses_of(server.pid)
+    return Used(sum(one.cpu_ms for one in uses), sum(one.read_bytes for one in uses) / 1e6)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import psutil
 from msgspec.structs import asdict
 
 from api.bench.machine import Environment, environment
@@ -25,7 +23,7 @@ from ops.bench.__main__ import kv_bytes_per_token
 from ops.bench.client import stream_completion
 from ops.bench.engine import prompt
 from ops.bench.kv import settled
-from ops.bench.processes import Hearth, hearth
+from ops.bench.processes import Hearth, hearth, uses_of
 from ops.bench.random_models import write_wide
 from ops.studies.kv_before import SHAPES, commit
 
@@ -67,18 +65,9 @@ class Used(NamedTuple):
 
     @staticmethod
     def of(server: Hearth) -> Used:
-        root = psutil.Process(server.pid)
-        cpu_ms, num_bytes = [0.0, 0.0], 0
-        for number, process in enumerate((root, *root.children(recursive=True))):
-            with contextlib.suppress(OSError, psutil.Error):
-                folder = Path("/proc") / str(process.pid)
-                lines = dict(one.split(": ") for one in (folder / "io").read_text().splitlines())
-                num_bytes += int(lines["write_bytes"])
-                for thread in (folder / "task").iterdir():
-                    with contextlib.suppress(OSError):
-                        run_ns = int((thread / "schedstat").read_text().split()[0])
-                        cpu_ms[min(number, 1)] += run_ns / 1e6
-        return Used(cpu_ms[0], cpu_ms[1], num_bytes)
+        own, *workers = uses_of(server.pid)
+        written = own.written_bytes + sum(one.written_bytes for one in workers)
+        return Used(own.cpu_ms, sum(one.cpu_ms for one in workers), written)
 
 
 async def hold(checkout: Path, model: Path, seeds: Iterator[int], bytes_per_token: int) -> Turns:
