@@ -364,10 +364,12 @@ class SaidChoice(Struct, frozen=True):
 
 class SaidAnswer(Struct, frozen=True):
     """What was said to a prompt, which is read again; `prompt_digest` tells whether it is the same
-    as before.
+    as before. `turns` are the generated ones that it begins with, as `store.turns.pack_row` has
+    them: of those that were just said nothing may be on disk yet.
     """
 
     prompt_digest: bytes
+    turns: bytes
     choices: tuple[SaidChoice, ...]
 
 

@@ -142,12 +142,15 @@ class LoadError(Struct, frozen=True, tag="load_error"):
 
 
 class Accepted(Struct, frozen=True, tag="accepted"):
-    """The request is taken; `prompt_digest` stands for the prompt as the model reads it."""
+    """The request is taken; `prompt_digest` stands for the prompt as the model reads it, and
+    `turns` are the generated ones that it begins with, as `store.turns.pack_row` has them.
+    """
 
     request_id: str
     num_prompt_tokens: int
     cache: CacheUse = CacheUse()
     prompt_digest: bytes = b""
+    turns: bytes = b""
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):

@@ -9,7 +9,6 @@ network does, and belongs to one thread; `Heads` is held only between the contac
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from hashlib import blake2b
 
 from store.cold import ColdStore
@@ -34,8 +33,9 @@ class ColdBlocks:
     def __init__(self, heads: Heads, store: ColdStore) -> None:
         self._heads = heads
         self._store = store
-        self._is_known = bool(heads.kept.cold_bytes or heads.left_cold)
-        """Whether the rows say what is there; else they are new, and so it is listed first."""
+        has_rows = bool(heads.kept.cold_bytes or heads.left_cold)
+        self._is_known = has_rows and not heads.were_rows_wrong
+        """Whether the rows say what is there; else they are new or old, and it is listed first."""
 
     def demote(self, file: BlockFile) -> bool:
         """Move a file there; False where either store, or the index, refuses. One of which several
@@ -124,19 +124,20 @@ class ColdBlocks:
         return all(self.remove(key) for key in list(self._heads.left_cold))
 
     def _know(self) -> None:
-        """Where there are no rows of it, as after an index was lost, have them of what is there,
-        and remove what no head goes through. Raises ColdAway.
+        """Where there are no rows of it, as after an index was lost, or those of an older one, have
+        them of what is there, and remove what no head goes through. Raises ColdAway.
         """
         if self._is_known:
             return
         found = {one.id: one.num_bytes for one in self._store.slots()}
+        kept: dict[BlockKey, Sizes] = {}
         for key in list(self._heads.kept.blocks):
             slot = found.pop(cold_id(key, is_state=False), 0)
             state = found.pop(cold_id(key, is_state=True), 0)
-            with self._heads.lock, suppress(KeyError):  # it left meanwhile
-                self._heads.set_cold(key, Sizes(0, 0, slot, state))
+            kept[key] = Sizes(0, 0, slot, state)
         for one in found:
             self._store.delete(one)
+        self._heads.set_all_cold(kept)  # at once: who has some rows takes them for all
         self._is_known = True
 
     def _put(self, key: BlockKey, *, is_state: bool) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -156,6 +156,8 @@ class Heads:
         """Blocks without heads of which something is still to be removed from the cold store."""
         self.unowned_bytes = 0
         """What slots take that `sweep` found without a head and too young to go."""
+        self.were_rows_wrong = False
+        """At the start rows said something else than files: the index may be an older one."""
         self.number = 0
         """That of the last deletion."""
         self._folder = folder
@@ -164,7 +166,7 @@ class Heads:
         self._before_change = before_change
         self._ends: dict[Owner, dict[bytes, str]] = {}
         """The heads of each owner, by the names of their ends."""
-        self._by_digest: dict[bytes, set[str]] = {}
+        self._by_digest: dict[bytes, tuple[str, ...]] = {}
         """Heads with turns, by what names their conversations at these."""
         self._kept: dict[tuple[bytes, ...], set[str]] = {}
         """Heads of conversations that are pinned whatever they become, by conversation."""
@@ -612,6 +614,17 @@ class Heads:
             self._write(Change(blocks=[(key, block)]), is_first=is_first)
 
     @_alone
+    def set_all_cold(self, sizes: Mapping[BlockKey, Sizes]) -> None:
+        """The same of all blocks, in one change. Raises as `Index.write_first`."""
+        kept, changed = self.kept.blocks, list[tuple[BlockKey, Block]]()
+        for key in sizes.keys() & kept.keys():
+            cold = sizes[key]
+            known = kept[key].sizes._replace(cold_slot=cold.cold_slot, cold_state=cold.cold_state)
+            if self.kept.measure(key, known):
+                changed.append((key, kept[key]))
+        self._write(Change(blocks=changed), is_first=True)
+
+    @_alone
     def removed_cold(self, key: BlockKey) -> None:
         """Nothing of a block is in the cold store any more."""
         if self.left_cold.pop(key, None) is not None:
@@ -711,7 +724,7 @@ class Heads:
         if KEPT in known.head.pins:
             self._kept.setdefault(_conversation_of(known.head), set()).add(known.head.id)
         for digest in _digests(known):
-            self._by_digest.setdefault(digest, set()).add(known.head.id)
+            self._by_digest[digest] = (*self._by_digest.get(digest, ()), known.head.id)
 
     def _unlearn(self, known: KnownHead) -> None:
         head = known.head
@@ -727,10 +740,9 @@ class Heads:
             if not kept:
                 del self._kept[_conversation_of(head)]
         for digest in _digests(known):
-            heads = self._by_digest[digest]
-            heads.discard(head.id)
-            if not heads:
-                del self._by_digest[digest]
+            others = tuple(one for one in self._by_digest.pop(digest) if one != head.id)
+            if others:
+                self._by_digest[digest] = others
         self._replaced.discard(head.id)
         ends_in = self._ends_in.pop(head.id, frozenset())
         self._num_with_end.subtract(ends_in)
@@ -848,7 +860,9 @@ class Heads:
                 continue
             self.kept.join(row.last)
             self._add(row._replace(path=path))
-        self._write(Change(gone_heads=told.keys() - paths.keys()))
+        gone = told.keys() - paths.keys()
+        self.were_rows_wrong = bool(gone or unread)
+        self._write(Change(gone_heads=gone))
         for path in unread:
             self._read_anew(path, told.get(path.name.removesuffix(SUFFIX)))
         for place in list(folder.glob("*/*")):
@@ -889,6 +903,7 @@ class Heads:
             if sizes != block.sizes[:2]:
                 self.kept.measure(key, Sizes(*sizes, *block.sizes[2:]))
                 changed.append((key, block))
+        self.were_rows_wrong |= bool(changed)
         self._write(Change(blocks=changed))
         blocks, ends = self.kept.blocks, self._num_on_disk
         return {key: sum(n) for key, n in found.items() if key not in blocks and not ends[key]}

@@ -38,6 +38,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     Others have the first `num_shared` of them as well. `root` is what the names of its blocks of
     `block_size` tokens begin with, and `beginning` names how it began, as far as that is known.
+    `turns` are the ids of the generated turns that its head has.
     """
 
     token_ids: bytes
@@ -45,6 +46,7 @@ class Chain(msgspec.Struct, frozen=True):
     root: bytes = b""
     block_size: int = 1
     beginning: bytes = b""
+    turns: tuple[bytes, ...] = ()
 
 
 class Whom(msgspec.Struct, frozen=True):

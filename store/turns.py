@@ -23,6 +23,10 @@ _MOST_REST = 256
 """A head that lacks more tokens of a turn does not have it: it ends before."""
 
 
+_MOST_BYTES = 8 << 20
+"""What takes more, as very many sets of tools do, is not kept: no file has so large a front."""
+
+
 class Turn(msgspec.Struct, frozen=True, dict=True):
     """A generated turn: the tokens from `start`, where its parent turn ends, to its own end.
 
@@ -114,8 +118,10 @@ def packed(said: Said, token_ids: Sequence[int]) -> bytes:
     summary = None
     if said.summary is not None:
         summary = _Summary(said.summary.key, said.summary.token_ids, said.summary.summary)
-    is_empty = not (own and (marks or said.beginning or summary))
-    return b"" if is_empty else _encode(_Packed(tuple(marks), said.beginning, summary))
+    if not (own and (marks or said.beginning or summary)):
+        return b""
+    data = _encode(_Packed(tuple(marks), said.beginning, summary))
+    return data if len(data) <= _MOST_BYTES else b""
 
 
 def _marks(turns: Iterable[Turn], own: array[int]) -> Iterator[_Mark]:
@@ -189,11 +195,6 @@ def cut(data: bytes, end: int) -> bytes:
     return _encode(_Packed(tuple(marks), kept.beginning, kept.summary))
 
 
-def beginning_of(data: bytes) -> bytes:
-    """What names how the conversation of a head began; nothing where it does not say."""
-    return kept.beginning if (kept := _read(data)) is not None else b""
-
-
 def digests_of(data: bytes) -> list[bytes]:
     """By what a head is found: what names its conversation at each of its turns."""
     if (kept := _read(data)) is None:
@@ -209,8 +210,22 @@ def num_turns(data: bytes) -> int:
     return len(kept.marks) if (kept := _read(data)) is not None else 0
 
 
+_encode_row = msgspec.msgpack.Encoder().encode
+_decode_row = msgspec.msgpack.Decoder(tuple[Turn, ...]).decode
+
+
+def pack_row(turns: tuple[Turn, ...]) -> bytes:
+    """Turns in a row with all their tokens; nothing without any."""
+    return _encode_row(turns) if turns else b""
+
+
+def unpack_row(data: bytes) -> tuple[Turn, ...]:
+    """What `pack_row` was given. Raises msgspec.MsgspecError."""
+    return _decode_row(data) if data else ()
+
+
 def _read(data: bytes) -> _Packed | None:
     try:
         return _decode(data) if data else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

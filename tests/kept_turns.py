@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from runtime.kv_messages import TurnsFound, TurnsWanted
 from runtime.prompt.healing import TurnScope
-from runtime.worker.input.turns import AskedHeads, TurnStore
+from runtime.worker.input.turns import MAX_MEMORY_BYTES, AskedHeads, TurnStore
 from store.block_names import HashChain
 from store.errors import SlotMissing
 from store.head_file import Head, KnownHead, owner_of, read_head, write_head
@@ -42,7 +42,7 @@ class KeptHeads:
         self.heads = Heads(root / "heads", slots, lambda _: CHAIN, time.monotonic)
         self.asked: list[TurnsWanted] = []
 
-    def turns(self) -> TurnStore:
+    def turns(self, max_memory_bytes: int = MAX_MEMORY_BYTES) -> TurnStore:
         """Those of a worker that starts now."""
 
         def answer(wanted: TurnsWanted) -> None:
@@ -51,7 +51,7 @@ class KeptHeads:
             asked.hear(TurnsFound(number=wanted.number, paths=tuple(map(str, found))))
 
         asked = AskedHeads(answer)
-        turns = TurnStore(heads=asked)
+        turns = TurnStore(heads=asked, max_memory_bytes=max_memory_bytes)
         turns.attach(SECRET, CHAIN.root_of)
         return turns
 

@@ -116,10 +116,9 @@ class KvContents:
         for heads in self._kv.all_heads():
             secret = self._kv.secret_of(heads)
             names = {conversation_key(secret, name): name for name in sessions}
-            with heads.lock:
-                for head_id, one in heads.known.items():
-                    if (name := names.get(one.head.owner.session)) is not None:
-                        whose[head_id] = name, one.head.name
+            for head_id, one in [*heads.known.items()]:  # at once, without the lock
+                if (name := names.get(one.head.owner.session)) is not None:
+                    whose[head_id] = name, one.head.name
         held: dict[str, dict[str, int]] = {name: {} for name in sessions}
         for head_id, num_tokens in (await self._kv.memory.num_held(whose)).items():
             name, model = whose[head_id]

@@ -21,7 +21,7 @@ from store.heads import Heads
 from store.keyed_names import Chain, Whom, conversation_key
 from store.slots import BlockKey
 from store.tree import Block
-from store.turns import beginning_of
+from store.turns import unpacked
 
 
 def conversation_of(head: Head) -> object:
@@ -224,8 +224,10 @@ def whom_of(heads: Heads, head_id: str, block_size: int) -> Whom:
             raise gone_meanwhile(head_id)
         head, token_ids, said = heads.read(head_id)
         shared = heads.num_shared(head_id, token_ids)
-    root, beginning = head.owner.root, beginning_of(said)
-    chain = Chain(pack_ids(token_ids), shared, root, block_size, beginning)
+    known = unpacked(said, token_ids)
+    turns = tuple(one.id for one in known.turns)
+    root, beginning = head.owner.root, known.beginning
+    chain = Chain(pack_ids(token_ids), shared, root, block_size, beginning, turns)
     return Whom(model=head.name, chain=chain)
 
 

@@ -126,17 +126,19 @@ class WorkersMemory:
 
     def hint(self, head_ids: Collection[str], pause_s: float | None, *, is_over: bool) -> None:
         """Conversations that end with these heads go on in so many seconds, or not at all."""
-        if pause_s is None and not is_over:
-            return
-        for path in self._paths(head_ids):
+        if pause_s is not None or is_over:
+            self._life.spawn(self._hint(head_ids, None if is_over else pause_s))
+
+    async def _hint(self, head_ids: Collection[str], pause_s: float | None) -> None:
+        for path in await self._paths(head_ids):
             for channel in self._of(path.model):
-                channel.tell(Awaited(path.names, None if is_over else pause_s))
+                channel.tell(Awaited(path.names, pause_s))
 
     async def num_held(self, head_ids: Collection[str]) -> dict[str, int]:
         """How many first tokens of these heads a worker has in memory; none of those that are not
         here.
         """
-        paths = {one: self._paths([one]) for one in head_ids}
+        paths = {one: await self._paths([one]) for one in head_ids}
         names: dict[bytes, dict[bytes, None]] = {}
         for path in (path for every in paths.values() for path in every):
             names.setdefault(path.model, {}).update(dict.fromkeys(path.names))
@@ -158,7 +160,7 @@ class WorkersMemory:
         """Have a conversation that ends with this head in memory soon; its tokens, 0 where nobody
         could.
         """
-        paths = self._paths([head_id])
+        paths = await self._paths([head_id])
         channels = [channel for path in paths for channel in self._of(path.model)]
         if not channels:
             return 0
@@ -180,10 +182,15 @@ class WorkersMemory:
     def _of(self, model: bytes) -> list[WorkerChannel]:
         return [one for one in self._channels if one.model_key == model]
 
-    def _paths(self, head_ids: Collection[str]) -> list[HeadPath]:
-        """Each in the store that has it."""
-        found = (path_of(heads, one) for one in head_ids for heads in self._all_heads())
-        return [path for path in found if path is not None]
+    async def _paths(self, head_ids: Collection[str]) -> list[HeadPath]:
+        """Each in the store that has it; a thread waits for who has that."""
+        every = self._all_heads()
+
+        def find() -> list[HeadPath]:
+            found = (path_of(heads, one) for one in head_ids for heads in every)
+            return [path for path in found if path is not None]
+
+        return await asyncio.to_thread(find)
 
     def _num_first(self, path: HeadPath, there: Collection[bytes]) -> int:
         for number, name in enumerate(path.names):

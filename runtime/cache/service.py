@@ -129,6 +129,8 @@ class KvStore:
         self._listeners: list[Callable[[WrittenGroup], None]] = []
         self._publishing: set[asyncio.Task[None]] = set()
         """Heads that were told and are being published, or turned away."""
+        self._settled = 0
+        """The number up to which deletions are known to be over in the store."""
         self._deleting: set[Deleting] = set()
         self._is_asked: Callable[[str], bool] = lambda _: False
         self._unnamed = Heads(None, Slots(Path()), self._chain_of_unnamed, time.monotonic)
@@ -266,8 +268,8 @@ class KvStore:
         """These conversations go on in so many seconds, or not at all."""
         for heads in self.all_heads():
             meant = heads_meant(self.secret_of(heads), whom, None)
-            with heads.lock:
-                ids = [i for i, one in heads.known.items() if meant.means(one.head)]
+            known = [*heads.known.items()]  # at once, as the lock may be waited for
+            ids = [head_id for head_id, one in known if meant.means(one.head)]
             self.memory.hint(ids, pause_s, is_over=is_over)
 
     def all_heads(self) -> list[Heads]:
@@ -555,7 +557,7 @@ class KvStore:
             (said,) = tried
             # Requests of the others, and of those that are tried again, may have come before.
             if len(self._publishing) == 1 and not any(one.unpublished for one in self._channels):
-                store.heads.settle(self._deletions.floor)
+                self._settle(self._deletions.floor)
         is_kept = isinstance(said, Published)
         lacking = tuple(key.name for key in said.lacking) if isinstance(said, Published) else ()
         channel.tell(Kept(ended.head_id, is_kept, lacking))
@@ -565,6 +567,12 @@ class KvStore:
             num_slots, num_bytes = said.num_new_slots, ended.num_bytes
             for tell in self._listeners:
                 tell(WrittenGroup(num_slots, num_bytes, start_ns, time.time_ns()))
+
+    def _settle(self, floor: int) -> None:
+        """Nothing is on its way any more that came before the deletion after this one."""
+        if floor > self._settled:
+            self._settled = floor
+            self._life.spawn(self._life.attempt(lambda store: store.heads.settle(floor)))
 
     def _turned_away(self, secret: bytes, said: TurnedAway) -> list[BlockKey]:
         """What leaves memory with it; who deletes it is to know that it was there."""
@@ -607,13 +615,14 @@ class KvStore:
 
     async def _find_turns(self, channel: WorkerChannel, wanted: TurnsWanted) -> None:
         """A request waits to be read; not while a store is opened."""
-        model, digests = channel.model_hash, wanted.digests
+        model, digests, store = channel.model_hash, wanted.digests, self._life.store
         found: list[Path] = []
-        if self._life.store is not None:
-            found = await asyncio.to_thread(
-                self._life.store.heads.with_turns, model, wanted.owner, digests, _MAX_HEADS
-            )
-        channel.tell(TurnsFound(number=wanted.number, paths=tuple(map(str, found))))
+        try:
+            if store is not None:
+                find = store.heads.with_turns
+                found = await asyncio.to_thread(find, model, wanted.owner, digests, _MAX_HEADS)
+        finally:
+            channel.tell(TurnsFound(number=wanted.number, paths=tuple(map(str, found))))
 
     async def _bring(self, channel: WorkerChannel, names: Sequence[bytes]) -> None:
         keys = [BlockKey(channel.model_hash, one) for one in names]

@@ -268,7 +268,7 @@ class Tiers:
             self._keep(cursor, kv, len(token_ids))
             self._state.keep_idle(cursor, kv)
         self._tell(cursor, cursor.num_kept)
-        self._cursors.discard(cursor)
+        self._leave(cursor)
         path = self._keeper.path(cursor, cursor.num_kept)
         self._await(path, cursor.pause_s, is_over=cursor.is_last)
 
@@ -312,9 +312,18 @@ class Tiers:
         self._finder.release(cursor)
         self._state.release(cursor)
         self._tell(cursor, cursor.num_kept)
+        self._leave(cursor)
+
+    def _leave(self, cursor: CacheCursor) -> None:
+        """A request has ended. What was deleted while it was read for it, and what no head of its
+        own goes through, is nobody's.
+        """
         self._cursors.discard(cursor)
-        if cursor.spared and not cursor.num_kept:  # no head goes through it
-            self._drop(cursor.spared)
+        chain, size = self._state.chain, self._state.chain.block_size
+        own = {*cursor.block_hashes[: cursor.num_kept // size]}
+        own.update(cursor.name_at(chain, end) for end in cursor.ends if end <= cursor.num_kept)
+        if left := cursor.spared - own:
+            self._drop(left, with_ranks=False)
 
     def leave_beside_rows(
         self, num_bytes: int | None, following: Sequence[CacheCursor] = ()
@@ -512,7 +521,7 @@ class Tiers:
         """
         return self._disk is not None and self._disk.writer.has_unanswered
 
-    def _drop(self, names: Collection[bytes]) -> int:
+    def _drop(self, names: Collection[bytes], *, with_ranks: bool = True) -> int:
         """Have nothing of what was deleted in memory, nor write it; how many pieces it was.
 
         What a request goes through that has not ended is its own: it is told with its head. So is
@@ -521,7 +530,7 @@ class Tiers:
         if self._disk is not None:
             self._disk.writer.drop(names)
         unused = self._unwritten([*names])
-        if self._disk is not None:
+        if self._disk is not None and with_ranks:
             self._disk.others.remove(self._state.model_hash, unused)
         self._finder.drop(unused)
         return self._state.drop(unused)

@@ -145,7 +145,7 @@ class Generation:
         """A part of the answer arrived from the worker that it was handed to last."""
         self._has_lost_worker = False
         self._choices = [_Saying() for _ in range(request.num_choices)]
-        self._prompt_digest = b""
+        self._prompt_digest = self._prompt_turns = b""
         self._is_resumable = request.work == "generate" and not request.scores_prompt
         self._hear: Callable[[Chunk], None] | None = None
         self._owner = owner
@@ -247,7 +247,7 @@ class Generation:
         if not any(one.token_ids or one.is_finished for one in self._choices):
             return None
         told = tuple(one.told() for one in self._choices)
-        return SaidAnswer(prompt_digest=self._prompt_digest, choices=told)
+        return SaidAnswer(prompt_digest=self._prompt_digest, turns=self._prompt_turns, choices=told)
 
     def go_on(self) -> bool:
         """Have another worker go on from where it is, or begin again where that cannot be and
@@ -273,14 +273,20 @@ class Generation:
         if self._hear is not None:
             self._chunks = []
 
-    def accept(self, num_prompt_tokens: int, cache: CacheUse, prompt_digest: bytes = b"") -> None:
-        """The worker took the request, with what `prompt_digest` stands for."""
+    def accept(
+        self,
+        num_prompt_tokens: int,
+        cache: CacheUse,
+        prompt_digest: bytes = b"",
+        turns: bytes = b"",
+    ) -> None:
+        """The worker took the request, with what `prompt_digest` stands for, behind `turns`."""
         self.accepted_ns = time.time_ns()
         self.waits_for = Prefilling()
         if not (self._num_prefilled or self.said):  # else it finds what was computed for itself
             self.cache = cache
         self.num_prompt_tokens = num_prompt_tokens
-        self._prompt_digest = prompt_digest
+        self._prompt_digest, self._prompt_turns = prompt_digest, turns
         if not self._accepted.done():
             self._accepted.set_result(num_prompt_tokens)
 

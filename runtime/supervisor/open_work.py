@@ -67,7 +67,8 @@ class OpenWork:
                             del self._generations[request_id]
             case Accepted(request_id=request_id):
                 if (generation := self._generations.get(request_id)) is not None:
-                    generation.accept(event.num_prompt_tokens, event.cache, event.prompt_digest)
+                    read = event.prompt_digest, event.turns
+                    generation.accept(event.num_prompt_tokens, event.cache, *read)
             case Rejected(request_id=request_id):
                 if (generation := self._generations.pop(request_id, None)) is not None:
                     _refuse(generation, event)

@@ -183,6 +183,7 @@ class Worker:
         reception = self._reception = IntakePool(
             self._sandbox, preparer.result(), self._take_in, self._inbox.put, self._sender.send
         )
+        self._heads.others = reception
         template = _template_of(model, reception)
         scheduler = Scheduler(
             max_batch=options.max_batch,
@@ -262,6 +263,7 @@ class Worker:
             self._is_heard = False
             traceback.print_exc()
         finally:
+            self._heads.close()
             self._quit()
         for command in told if self._is_heard else ():  # who still writes is answered
             match command:
@@ -271,7 +273,6 @@ class Worker:
                     self._inbox.put(command)
                 case _:
                     pass
-        self._heads.close()
         self._allowed.close()
 
     def _obey(self, told: Iterator[Command]) -> bool:

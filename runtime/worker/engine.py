@@ -35,7 +35,7 @@ from runtime.worker.scheduler import PrefillSlice, Scheduler
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.slice_learner import SliceLearner
 from runtime.worker.taint import raise_if_tainted
-from store.turns import Turn
+from store.turns import Turn, pack_row
 
 _MAX_FAILURES = 2
 _ANSWERS_S = 1.0
@@ -412,6 +412,7 @@ def _accepted(group: SequenceGroup) -> Accepted:
         num_prompt_tokens=group.num_prompt_tokens,
         cache=group.cursor.told_use,
         prompt_digest=group.prompt_digest,
+        turns=pack_row(group.cursor.said.turns),
     )
 
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from runtime.prompt.canonical import digest
 from runtime.prompt.healing import KnownPrefix, TurnScope
-from store.head_file import read_head
+from store.head_file import HeadFile, read_head
 from store.heads import Whom as HeadsOf
 from store.keyed_names import Asker, Chain, Whom, conversation_key, keyed_hash
 from store.turns import Said as KeptBy
@@ -26,6 +26,11 @@ Said = tuple[int, int]
 """A question and its answer, as a client sees them."""
 Way = tuple[int, ...]
 """All tokens of a conversation up to the end of a turn."""
+
+
+def ids_of(file: HeadFile) -> tuple[bytes, ...]:
+    """Those of the turns of a head."""
+    return tuple(one.id for one in unpacked(file.said, file.token_ids).turns)
 
 
 def key_of(said: tuple[Said, ...]) -> bytes:
@@ -53,6 +58,8 @@ class Record(NamedTuple):
     talk: TurnScope
     way: Way
     turns: dict[Way, bytes]
+    told: Way
+    """The tokens of the head."""
 
 
 class Owners(RuleBasedStateMachine):
@@ -85,9 +92,14 @@ class Owners(RuleBasedStateMachine):
         self.ask(client, question, 0, thought)
         return client
 
-    @rule(client=clients, question=st.integers(0, 2), thought=st.integers(0, 2))
-    def go_on(self, client: Client, question: int, thought: int) -> None:
-        self.ask(client, question, 0, thought)
+    @rule(
+        client=clients,
+        question=st.integers(0, 2),
+        thought=st.integers(0, 2),
+        is_cut=st.booleans(),
+    )
+    def go_on(self, client: Client, question: int, thought: int, is_cut: bool) -> None:
+        self.ask(client, question, 0, thought, is_cut=is_cut)
 
     @rule(
         target=clients,
@@ -115,7 +127,9 @@ class Owners(RuleBasedStateMachine):
         self.ask(copy, 1, 0, thought)
         return copy
 
-    def ask(self, client: Client, question: int, answer: int, thought: int) -> None:
+    def ask(
+        self, client: Client, question: int, answer: int, thought: int, *, is_cut: bool = False
+    ) -> None:
         """One turn, as the composer and the answer have it. Tokens say what they stand for."""
         said, asked = client.said, (question, answer)
         talk = Client(client.name, client.session, (*said, asked)).talk
@@ -136,16 +150,18 @@ class Owners(RuleBasedStateMachine):
         )
         self.store.put(turn, talk)
         client.said, client.way = (*said, asked), (*known, *own)
-        kept = self.server.keep(talk, client.way[:-1], KeptBy((*way, turn), talk.beginning))
+        # The last token of an answer has no KV; that of a talk whose client cuts it is another one.
+        told = (*client.way[:-1], 999) if is_cut else client.way[:-1]
+        kept = self.server.keep(talk, told, KeptBy((*way, turn), talk.beginning))
         turns = {client.way[: one.end]: one.key for one in (*way, turn)}
-        gone = [i for i, one in self.records.items() if self.is_replaced(one, talk, client.way)]
+        gone = [i for i, one in self.records.items() if self.is_replaced(one, talk, told)]
         for head_id in gone:
             del self.records[head_id]
-        self.records[kept.head.id] = Record(talk, client.way, turns)
+        self.records[kept.head.id] = Record(talk, client.way, turns, told)
 
-    def is_replaced(self, one: Record, talk: TurnScope, way: Way) -> bool:
+    def is_replaced(self, one: Record, talk: TurnScope, told: Way) -> bool:
         """A head makes way for the one that goes on from it, or is the same once more."""
-        return one.talk.asker == talk.asker and way[: len(one.way) - 1] == one.way[:-1]
+        return one.talk.asker == talk.asker and told[: len(one.told)] == one.told
 
     def turns_of(self, talk: TurnScope | None = None) -> dict[Way, bytes]:
         """Those that an owner has, or anybody."""
@@ -191,10 +207,11 @@ class Owners(RuleBasedStateMachine):
             return
         (head_id,) = ids
         heads = self.server.heads
-        token_ids = heads.read(head_id).token_ids
+        file = heads.read(head_id)
+        token_ids = file.token_ids
         shared = heads.num_shared(head_id, token_ids)
         heads.delete_head(head_id)
-        chain = Chain(array("I", token_ids).tobytes(), shared, b"")
+        chain = Chain(array("I", token_ids).tobytes(), shared, b"", turns=ids_of(file))
         self.store.forget(Whom(model=client.name, chain=chain), SECRET)
         del self.records[head_id]
 

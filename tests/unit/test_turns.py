@@ -11,7 +11,7 @@ from runtime.kv.deletions import Deletions, Recognised
 from runtime.kv_messages import Forget, TurnsFound, TurnsWanted
 from runtime.prompt.healing import TurnScope
 from runtime.worker.input.turns import AskedHeads, TurnStore
-from store.keyed_names import Asker, Whom
+from store.keyed_names import Asker, Chain, Whom
 from store.turns import Said, Turn
 from tests.kept_turns import CHAIN, SECRET, KeptHeads
 
@@ -110,19 +110,58 @@ def test_the_thoughts_of_a_session_are_remembered_where_none_of_its_turns_comes_
     assert not turns.had_thoughts(MINE)
 
 
-def test_what_is_being_read_while_something_is_forgotten_is_not_taken_in(tmp_path: Path):
+def test_what_is_being_read_while_something_is_forgotten_is_asked_for_again(tmp_path: Path):
     heads = KeptHeads(tmp_path)
     heads.keep(MINE, [1, 2, 3], Said((turn(),)))
     paths = tuple(str(one) for one in heads.files)
+    asked_for: list[TurnsWanted] = []
 
     def answer(wanted: TurnsWanted) -> None:
-        turns.forget(Whom(session_id="mine"), SECRET)
-        asked.hear(TurnsFound(number=wanted.number, paths=paths))
+        asked_for.append(wanted)
+        if len(asked_for) == 1:  # its file is still there, as another's may be
+            turns.forget(Whom(session_id="mine"), SECRET)
+        found = paths if len(asked_for) == 1 else ()
+        asked.hear(TurnsFound(number=wanted.number, paths=found))
 
     asked = AskedHeads(answer)
     turns = TurnStore(heads=asked)
     turns.attach(SECRET, CHAIN.root_of)
     assert found_by(turns) == []
+    assert len(asked_for) == 2
+
+
+def test_what_lost_its_beginning_in_memory_is_looked_for_on_disk(tmp_path: Path):
+    heads, ids = KeptHeads(tmp_path), [1, 2, 3, 4, 5, 6]
+    first = msgspec.structs.replace(turn(), key=b"f" * 16)
+    last = Turn(KEY, first.id, 3, array("I", ids[3:]).tobytes())
+    heads.keep(MINE, ids, Said((first, last)))
+    turns = heads.turns(max_memory_bytes=30)
+    for one in (first, last, Turn(b"o" * 16, b"", 0, turn().token_ids)):
+        turns.put(one, MINE)
+    assert turns.find([KEY], MINE) is None
+    assert not turns.has(KEY, b"", MINE)
+    assert found_by(turns) == [first, last]
+    assert turns.has(KEY, b"", MINE)
+
+
+def test_turns_that_are_lent_are_found_unless_their_conversation_was_deleted():
+    one = Forgetting()
+    one.forget(Whom(session_id="mine"))
+    for came_after in (0, 1):
+        one.turns.lend([turn()], Recognised(MINE.asker, came_after))
+        assert (one.turns.find([KEY], MINE) is not None) == bool(came_after)
+    one.forget(Whom(session_id="other"))
+    assert one.turns.find([KEY], MINE) is None, "nobody owns it"
+
+
+def test_a_turn_that_ends_otherwise_than_its_head_is_forgotten_with_it():
+    """It was cut before a stop string, or ends with another mark than its client's template has."""
+    turns, scope = TurnStore(), TurnScope(Asker("m"), b"began")
+    said = Turn(KEY, b"", 0, array("I", [1, 2, 3, 7, 99]).tobytes())
+    turns.put(said, scope)
+    head = array("I", [1, 2, 3, 7, 8]).tobytes()
+    turns.forget(Whom(model="m", chain=Chain(head, turns=(said.id,))), SECRET)
+    assert turns.find([KEY], scope) is None
 
 
 def test_nothing_is_found_where_no_store_is_open_or_nobody_answers_any_more(tmp_path: Path):

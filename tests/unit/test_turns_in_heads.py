@@ -6,14 +6,13 @@ from array import array
 from collections.abc import Sequence
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.turns import (
     NOTHING_SAID,
     Said,
     Turn,
-    beginning_of,
     cut,
     digests_of,
     num_turns,
@@ -56,7 +55,7 @@ def test_turns_are_read_as_they_were_said():
     data = packed(said, [1, 2, 3, 4, 5])
     assert unpacked(data, [1, 2, 3, 4, 5]) == said
     assert digests_of(data) == [name(1), name(8), name(9), name(2), name(7)]
-    assert (num_turns(data), beginning_of(data)) == (2, b"began")
+    assert num_turns(data) == 2
 
 
 def test_what_a_head_lacks_of_its_last_turn_is_kept_beside_its_tokens():
@@ -109,10 +108,19 @@ def test_what_is_read_is_the_first_turns_of_what_was_said(
 
 
 @given(st.binary(max_size=60))
+@example(msgspec.msgpack.encode(((), b"", (b"k", b"", "")))[:-1] + b"\xa2\xff\xfe")
+@example(msgspec.msgpack.encode(((), b"", None))[:-1] + b"\x91" * 5000)
+@example(b"\x94\x90\xc4\x00\xc0" + b"\x91" * 5000)
 def test_anything_else_is_no_turn(data: bytes):
     found = unpacked(data, [1, 2, 3])
     assert all(one.end <= 3 + len(data) for one in found.turns)
     assert len(digests_of(data)) <= 3 * len(data)
+
+
+def test_what_would_be_too_much_for_the_front_of_a_file_is_not_kept():
+    turns = row([1, 2], [3, 4], tools=b"t" * (5 << 20))
+    assert packed(Said(turns[:1]), [1, 2, 3, 4])
+    assert packed(Said(turns), [1, 2, 3, 4]) == b""
 
 
 def test_marks_that_say_more_than_the_head_has_are_no_turns():

@@ -16,6 +16,7 @@ import msgspec
 
 from runtime.errors import MAX_CONTEXT, ContextTooLong, InvalidRequest, PromptChanged, UnusableImage
 from runtime.kv.cursor import CacheCursor
+from runtime.kv.deletions import Recognised
 from runtime.kv.media import highest, model_ids
 from runtime.prompt.healing import Lineage
 from runtime.prompt.past import UNSEEN_IMAGES, with_images, without_lost_images
@@ -41,7 +42,7 @@ from runtime.worker.running_time import running_s
 from runtime.worker.sequence import Sequence, SequenceGroup
 from runtime.worker.vision.images import ImageBatch, ImageLoader, PromptImage
 from store.keyed_names import Asker
-from store.turns import NOTHING_SAID, Said
+from store.turns import NOTHING_SAID, Said, unpack_row
 from store.types import class_of
 
 
@@ -84,6 +85,10 @@ class Intake:
                 return replace(self, composer=composer).admit(request)
             except ContextTooLong as error:
                 raise _naming_max_context(error, request) from error
+        if request.said is not None:
+            asker = Asker(request.model, request.cache.session_id)
+            known = Recognised(asker, request.cache.after_deletion)
+            composer.turns.lend(unpack_row(request.said.turns), known)
         ignored = list(request.ignored)
         composed, prompt_images = self._compose(request, ignored)
         if request.written_by is not None:

@@ -13,7 +13,8 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from runtime.errors import InvalidRequest
 from runtime.fair_share import FairShare
@@ -337,22 +338,33 @@ class IntakePool:
         assert isinstance(outcome, Tried)
         if outcome.complaint is not None:
             raise GrammarRefused(outcome.complaint, outcome.reason)
-        self._end_turn()
-        try:
+        with self.aside():
             return self._bench.compiled(grammar)
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Others are taken in while who is taken in on this thread waits for something else."""
+        visit = self._visit
+        if visit is not None:
+            self._end_turn()
+        try:
+            yield
         finally:
-            self._begin_turn(visit)
+            if visit is not None:
+                self._begin_turn(visit)
+
+    def slow_down(self) -> None:
+        """Who is taken in on this thread waits long: let others pass, or begin again later."""
+        if (visit := self._visit) is not None and not visit.is_slow:
+            self._slow_down(visit)
 
     @property
     def _visit(self) -> IntakeTask | None:
         return getattr(self._here, "visit", None)
 
     def _call(self, visit: IntakeTask, name: str, *arguments: object) -> Outcome:
-        self._end_turn()
-        try:
+        with self.aside():
             outcome = visit.call(name, arguments, lambda: self._slow_down(visit))
-        finally:
-            self._begin_turn(visit)
         if not isinstance(outcome, Unfit):
             return outcome
         if outcome.why == "memory":

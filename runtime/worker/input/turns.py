@@ -11,11 +11,11 @@ import threading
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from runtime.kv.deletions import Deletions, Recognised
 from runtime.kv_messages import TurnsFound, TurnsWanted
@@ -32,6 +32,7 @@ MAX_MEMORY_BYTES = 64 << 20
 MAX_ANSWERS = 4
 """So many answers to one question are tried, if they look the same."""
 _CONTEXT_TOKENS = 8
+_QUICK_S = 0.05
 _PATIENCE_S = 2.0
 """So long a request waits for the server to say what heads there are."""
 
@@ -126,6 +127,18 @@ class TurnMemory:
         return (self._keys, turn.key), (self._bare, turn.bare), (self._asked, turn.asked)
 
 
+class Others(Protocol):
+    """Those who are to be taken in beside a request that waits."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """The next one is taken in meanwhile."""
+        ...
+
+    def slow_down(self) -> None:
+        """All others are taken in meanwhile, from now on."""
+        ...
+
+
 class AskedHeads:
     """The server is asked through `send` which heads have turns; `hear` takes its answers.
 
@@ -133,6 +146,8 @@ class AskedHeads:
     """
 
     def __init__(self, send: Callable[[TurnsWanted], None]) -> None:
+        self.others: Others | None = None
+        """They go on while somebody waits."""
         self._send = send
         self._answers: dict[int, tuple[str, ...] | None] = {}
         self._told = threading.Condition()
@@ -148,11 +163,23 @@ class AskedHeads:
             number = self._num_asked
             self._answers[number] = None
             self._send(TurnsWanted(number=number, owner=owner, digests=tuple(digests)))
-            self._told.wait_for(lambda: self._is_settled(number), _PATIENCE_S)
-            return self._answers.pop(number) or ()
+        try:
+            with self.others.aside() if self.others is not None else nullcontext():
+                self._wait_for(number)
+        finally:
+            answer = self._answers.pop(number)
+        return answer or ()
 
-    def _is_settled(self, number: int) -> bool:
-        return self._is_closed or self._answers[number] is not None
+    def _wait_for(self, number: int) -> None:
+        def is_settled() -> bool:
+            return self._is_closed or self._answers[number] is not None
+
+        with self._told:
+            is_quick = self._told.wait_for(is_settled, _QUICK_S)
+        if not is_quick and self.others is not None:
+            self.others.slow_down()
+        with self._told:
+            self._told.wait_for(is_settled, _PATIENCE_S)
 
     def hear(self, found: TurnsFound) -> None:
         """The server has answered."""
@@ -215,21 +242,28 @@ class TurnStore:
             self._names = _Names(secret, tenant_root)
 
     def has(self, key: bytes, bare: bytes, scope: TurnScope) -> bool:
-        """Whether a turn of its own that ends this conversation is in memory, whatever its tools
-        were.
+        """Whether a turn of its own that ends this conversation is in memory with all before it,
+        whatever its tools were.
         """
         with self._lock:
             turns = [one.turn for one in self._memory.answers(key)] + self._memory.with_tools(bare)
-            return any(self._memory.has(one, scope) for one in turns)
+            own = [one for one in turns if self._memory.has(one, scope)]
+        return any(self._way_to(one) is not None for one in own)
 
     def fetch(self, digests: Sequence[bytes], scope: TurnScope) -> None:
         """Have in memory what heads on disk have of a conversation that is called like one of these
         at a turn or a question, those that matter most first.
         """
+        if not (digests and self._fetched(digests, scope)):
+            # What was deleted meanwhile may have been read: by now no head has it.
+            self._fetched(digests, scope)
+
+    def _fetched(self, digests: Sequence[bytes], scope: TurnScope) -> bool:
+        """Whether nothing was forgotten meanwhile; else nothing more is taken in."""
         with self._lock:
             names, num_forgotten = self._names, self._num_forgotten
         if names is None or self._heads is None or not digests:
-            return
+            return True
         owner = names.owner_of(scope)
         for path in reversed(self._heads.ask(owner, digests)):  # the best comes last
             with suppress(StoreError):
@@ -239,9 +273,17 @@ class TurnStore:
                 whose = scope if head.owner == owner and is_its else None
                 with self._lock:
                     if num_forgotten != self._num_forgotten:
-                        return  # that may have been of what is being read
+                        return False
                     for turn in (*said.turns, *filter(None, [said.summary])):
                         self._memory.remember(turn, whose)
+        return True
+
+    def lend(self, turns: Iterable[Turn], recognised: Recognised) -> None:
+        """Have these in memory for who asks next, unless that was deleted since, as by `put`."""
+        with self._lock:
+            if not self.deletions.mean(recognised):
+                for turn in turns:
+                    self._memory.remember(turn, None)
 
     def find(
         self, links: Sequence[bytes], scope: TurnScope
@@ -328,7 +370,7 @@ class TurnStore:
         whose a summary is cannot be told there, so all of those do.
         """
         scopes: dict[TurnScope, dict[bytes, Turn]] = {}
-        token_ids = array("I", chain.token_ids)
+        token_ids, ids = array("I", chain.token_ids), {*chain.turns}
         with self._lock:
             names = self._names
             for turn_id, one in self._memory.held.items():
@@ -339,7 +381,8 @@ class TurnStore:
         for scope, turns in scopes.items():
             going_on = Counter(one.parent for one in turns.values())
             for turn in sorted(turns.values(), key=lambda one: one.end, reverse=True):
-                if not going_on[turn.id] and (turn.summary or self._is_made_of(turn, token_ids)):
+                is_its = turn.summary or turn.id in ids or self._is_made_of(turn, token_ids)
+                if is_its and not going_on[turn.id]:
                     going_on[turn.parent] -= 1
                     with self._lock:
                         self._memory.drop_owner(turn.id, scope)
