@@ -177,6 +177,7 @@ async def measure(job: Job, seeds: Iterator[int]) -> Figures:
         async with job.served(home) as server:
             await ask(server, new(64))
             if job.imported is None:
+                await ask(server, new(job.num_tokens))  # the first long one of a process costs more
                 cold = await ask(server, first)
             else:
                 await asyncio.to_thread(import_into, job, home, server)

@@ -112,6 +112,7 @@ class KvContents:
         """How many first tokens are in workers' memory, by session id and name of the model; also
         of what is never on disk.
         """
+        await self._kv.published()
         whose: dict[str, tuple[str, str]] = {}
         for heads in self._kv.all_heads():
             secret = self._kv.secret_of(heads)

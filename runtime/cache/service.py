@@ -76,6 +76,7 @@ T = TypeVar("T")
 
 _OPEN_PATIENCE_S = 3.0
 _NAMES_PATIENCE_S = 60.0
+_PUBLISHED_PATIENCE_S = 1.0
 _LOAD_SHARE = 4
 """Of the time that a load may take, what a loaded model may wait for the store."""
 
@@ -567,6 +568,11 @@ class KvStore:
             num_slots, num_bytes = said.num_new_slots, ended.num_bytes
             for tell in self._listeners:
                 tell(WrittenGroup(num_slots, num_bytes, start_ns, time.time_ns()))
+
+    async def published(self) -> None:
+        """Wait a moment for heads that were told: who asks after an answer is to see it."""
+        if publishing := [*self._publishing]:
+            await asyncio.wait(publishing, timeout=_PUBLISHED_PATIENCE_S)
 
     def _settle(self, floor: int) -> None:
         """Nothing is on its way any more that came before the deletion after this one."""

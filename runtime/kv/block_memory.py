@@ -51,6 +51,8 @@ class Piece(_Referable, Generic[K]):
     num_bytes: int
     has_state: bool = False
     is_written: bool = False
+    has_slot: bool = False
+    """It was written, for a head that is not answered yet."""
     recompute_ms: float = 0.0
     ttl_class: TtlClass = "long"
     last_used_s: float = 0.0
@@ -280,7 +282,8 @@ class BlockMemory(Generic[K]):
                 if piece.name in old:
                     names[piece.name] = new
                     waiting.append(piece.name)
-                piece.name, piece.above, piece.is_written = new, names[above], False
+                piece.name, piece.above = new, names[above]
+                piece.is_written = piece.has_slot = False
                 self.put(piece)
         self.chain = chain
 

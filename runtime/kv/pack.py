@@ -49,9 +49,18 @@ class Slab:
     pieces: WeakSet[Any] = field(default_factory=WeakSet[Any])
     """What in memory has a block of it."""
 
+    host: list[memoryview] = field(default_factory=list["memoryview"])
+    """The bytes of `slices` once they were asked for."""
+
     @property
     def num_tokens(self) -> int:
         return self.slices[0].shape[0] if self.slices else 0
+
+    def host_bytes(self, start: int, end: int) -> list[memoryview]:
+        """Those of so many tokens. One view of each array is taken, not one for each block."""
+        self.host = self.host or [host_bytes(one) for one in self.slices]
+        rows = [len(one) // max(self.num_tokens, 1) for one in self.host]
+        return [one[start * row : end * row] for one, row in zip(self.host, rows, strict=True)]
 
 
 class RunKv(NamedTuple):
@@ -124,9 +133,14 @@ class PackedKv(NamedTuple):
 def pack(kv: RunKv) -> list[Tensor]:
     """The run's evaluated arrays as host bytes, without a copy. Belongs to the mlx thread."""
     state = kv.state.arrays if kv.state is not None else []
-    named = [(f"kv.{i}", array) for i, array in enumerate(kv.slices)]
-    named += [(f"state.{i}", array) for i, array in enumerate(state)]
-    return [Tensor(name, _DTYPES[a.dtype], tuple(a.shape), host_bytes(a)) for name, a in named]
+    if kv.slab is not None and kv.slices:
+        end = kv.slab_at + kv.slices[0].shape[0]
+        views = kv.slab.host_bytes(kv.slab_at, end)
+    else:
+        views = [host_bytes(one) for one in kv.slices]
+    named = [(f"kv.{i}", *both) for i, both in enumerate(zip(kv.slices, views, strict=True))]
+    named += [(f"state.{i}", array, host_bytes(array)) for i, array in enumerate(state)]
+    return [Tensor(name, _DTYPES[a.dtype], tuple(a.shape), data) for name, a, data in named]
 
 
 def pack_layout(layout: KvLayout, kv: RunKv) -> str:

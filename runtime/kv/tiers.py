@@ -341,7 +341,7 @@ class Tiers:
             case FilesRead():
                 self._finder.on_read(news)
             case Written(names=names, reason=reason):
-                self._on_written(names, reason)
+                self._on_written(names, reason, has_slot=reason is None)
             case Opened():
                 self._open(news)
             case Kept(head_id=head_id, is_kept=is_kept, lacking=lacking):
@@ -381,7 +381,8 @@ class Tiers:
         if cursor.ttl_s != 0:
             size = self._state.chain.block_size
             # A slot may be written or queued before somebody else stops at its end.
-            stated = [one for one in new.stated if one.is_written or one.name in self._queued]
+            has = [one for one in new.stated if one.is_written or one.has_slot]
+            stated = [*has, *(one for one in new.stated if one.name in self._queued)]
             self._write([one for one in new.pieces if len(one) == size])
             self._write_states([one for one in stated if len(one) == size])
         self._state.shrink()
@@ -394,7 +395,7 @@ class Tiers:
     def _queue(self, pieces: Sequence[Piece[RunKv]]) -> list[BlockJob]:
         jobs: list[BlockJob] = []
         for piece in pieces:
-            if piece.name not in self._queued:
+            if piece.name not in self._queued and not piece.has_slot:
                 self._queued[piece.name] = piece
                 piece.num_readers += 1
                 jobs += self._jobs(piece)
@@ -415,12 +416,15 @@ class Tiers:
         state = self._state.parts.packed(piece.kv, piece.start, "state")
         return BlockJob(key, array("I"), state, piece.recompute_ms, is_state=True)
 
-    def _on_written(self, names: Sequence[bytes], reason: str | None) -> None:
+    def _on_written(
+        self, names: Sequence[bytes], reason: str | None, *, has_slot: bool = False
+    ) -> None:
         if reason is not None:
             self.counts.num_unwritten += len(names)
         for name in names:
             if (piece := self._queued.pop(name, None)) is not None:
                 piece.num_readers -= 1
+                piece.has_slot = has_slot
         self._state.shrink()
 
     def _tell(
@@ -495,7 +499,7 @@ class Tiers:
             return
         for name in job.written:
             if (piece := self.memory.get(name)) is not None:
-                piece.is_written = is_kept and name not in lacking
+                piece.is_written, piece.has_slot = is_kept and name not in lacking, False
         there = [one for name in lacking if (one := self.memory.get(name)) is not None]
         if is_kept and there:
             is_pinned = bool(job.head.pins)
@@ -549,7 +553,7 @@ class Tiers:
             used |= self._disk.writer.open_names()
         for name in names & used:  # its slot is gone: it is written again with the next head
             if (piece := self.memory.get(name)) is not None:
-                piece.is_written = False
+                piece.is_written = piece.has_slot = False
         unused = [*(names - used)]
         if self._disk is not None:
             self._on_written(self._disk.writer.drop_blocks(unused), None)

@@ -6,6 +6,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from runtime.kv.block_memory import BlockMemory
 from runtime.kv.cursor import CacheCursor
 from runtime.kv.pack import RunKv
 from runtime.kv.writer import Written
-from runtime.kv_messages import Drop, Recall
+from runtime.kv_messages import Drop, Ended, Recall
 from store.block_names import num_common, pack_ids
 from store.heads import Whom
 from store.keyed_names import Asker, conversation_key
@@ -121,6 +122,45 @@ def test_what_is_a_slot_only_after_it_was_looked_for_stays_in_memory_for_who_loo
     third = worker.ask([*second.token_ids, 400, 401], [500], "s")
     assert third.num_reused >= 12
     worker.close()
+
+
+class AnsweredLate(KvWorker):
+    """Counts what was written; with `holds` no head that is told is answered."""
+
+    holds = False
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.num_written: Counter[bytes] = Counter()
+        self.unanswered: list[Ended] = []
+
+    def handle(self, news: Any) -> None:
+        if isinstance(news, Written):
+            self.num_written.update(news.names)
+        if isinstance(news, Ended) and self.holds:
+            self.unanswered.append(news)
+        else:
+            super().handle(news)
+
+
+def test_what_is_a_slot_is_not_written_again_before_its_head_is_answered(tmp_path: Path):
+    worker = AnsweredLate(PLAIN, tmp_path)
+    worker.holds = True
+    first = worker.ask(range(9), [100], "s")
+    worker.settle()
+    assert len(worker.num_written) == 2
+    second = worker.ask([*first.token_ids, *range(200, 205)], [300], "s")
+    worker.settle()
+    assert len(worker.num_written) == 4
+    assert max(worker.num_written.values()) == 1
+    worker.holds = False
+    for ended in worker.unanswered:
+        worker.handle(ended)
+    third = worker.ask([*second.token_ids, 400], [500], "s")
+    worker.settle()
+    assert third.cursor.use.num_durable >= 12
+    worker.close()
+    assert max(worker.num_written.values()) == 1
 
 
 def test_after_a_kill_whole_blocks_are_taken_up(workers: Any, tmp_path: Path):
