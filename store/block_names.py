@@ -56,6 +56,10 @@ class HashChain:
         """
         return self._hash(parent, pack_ids(token_ids)) if token_ids else parent
 
+    def turn_name(self, digest: bytes) -> bytes:
+        """What the index has of the digest of a conversation at one of its turns."""
+        return self._hash(b"turn", digest)
+
     def _hash(self, parent: bytes, content: bytes | memoryview) -> bytes:
         state = blake2b(parent, digest_size=HASH_BYTES, key=self._secret)
         state.update(content)

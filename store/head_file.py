@@ -87,7 +87,8 @@ class KnownHead(NamedTuple):
     """A head that was published: its last whole block if it has one, the name of its end, and its
     file of `num_bytes` on disk, of which the KV behind the last whole block takes `end_bytes`. One
     that is in memory only has its tokens instead of a file. Its `num_turns` turns are found by
-    `digests`, of 16 bytes each. Times are trusted time, and `hits` as they were at `last_used_s`.
+    `digests`, of 16 bytes each, which are keyed. Times are trusted time, and `hits` as they were at
+    `last_used_s`.
     """
 
     head: Head

@@ -167,7 +167,7 @@ class Heads:
         self._ends: dict[Owner, dict[bytes, str]] = {}
         """The heads of each owner, by the names of their ends."""
         self._by_digest: dict[bytes, tuple[str, ...]] = {}
-        """Heads with turns, by what names their conversations at these."""
+        """Heads with turns, by what stands for the digests of their conversations at these."""
         self._kept: dict[tuple[bytes, ...], set[str]] = {}
         """Heads of conversations that are pinned whatever they become, by conversation."""
         self._ends_in: dict[str, frozenset[BlockKey]] = {}
@@ -284,8 +284,7 @@ class Heads:
             min((one.created_s for one in before), default=now_s),
             used_s,
             max(hits, default=0.0),
-            b"".join(digests_of(said)),
-            num_turns(said),
+            *self._turns_of(head, said),
         )
         ends = ends.union(*(self._ends_in.get(one.head.id, ()) for one in before))
         new = self._learn(known, blocks, ends)
@@ -416,8 +415,8 @@ class Heads:
             return sorted(mine, key=rank, reverse=True)
 
         found: dict[str, KnownHead] = {}
-        for digest in digests:
-            for one in of(self._by_digest.get(digest, ())):
+        for name in map(self._chain_of(model).turn_name, digests):
+            for one in of(self._by_digest.get(name, ())):
                 found.setdefault(one.head.id, one)
             if len(found) >= limit:
                 break
@@ -773,6 +772,11 @@ class Heads:
             end_bytes += path.stat().st_size - bare_bytes(file)
         return self._disk_bytes_of(path, head, end), end_bytes
 
+    def _turns_of(self, head: Head, said: bytes) -> tuple[bytes, int]:
+        """By what its turns are found, and how many there are."""
+        names = map(self._chain_of(head.model).turn_name, digests_of(said))
+        return b"".join(names), num_turns(said)
+
     def _disk_bytes_of(self, path: Path, head: Head, end: bytes) -> int:
         return disk_bytes(path) + sum(map(self.slots.end_bytes, self._parts_of(head, end)))
 
@@ -889,7 +893,7 @@ class Heads:
         end = self._end_of(head, token_ids, blocks)
         last, sizes = blocks[-1] if blocks else None, self._bytes_of(path, file, end)
         times = (row.created_s, row.last_used_s, row.hits) if row else (now_s, now_s, 0.0)
-        turns = b"".join(digests_of(said)), num_turns(said)
+        turns = self._turns_of(head, said)
         known = KnownHead(head, last, end, path, (), *sizes, *times, *turns)
         new = self._learn(known, blocks)
         self._write(Change([known], [(one, self.kept.blocks[one]) for one in new]))

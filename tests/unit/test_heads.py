@@ -772,7 +772,7 @@ class Machine(RuleBasedStateMachine):
             assert one.path is not None
             with suppress(SlotDamaged, SlotMissing):
                 head, token_ids, said = read_head(one.path)
-                assert one.digests == b"".join(digests_of(said))
+                assert one.digests == b"".join(map(CHAIN.turn_name, digests_of(said)))
                 assert one.num_turns == len(unpacked(said, token_ids).turns)
                 found = self.heads.with_turns(MODEL, head.owner, digests_of(said), 99)
                 assert one.path in found or not one.num_turns
