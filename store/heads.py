@@ -206,7 +206,8 @@ class Heads:
         """Have the head of a turn that ended `age_s` ago, unless it is of what was deleted since.
 
         Its request came when the last deletion had the number `received`. It replaces the heads
-        of its owner that it goes on from, and one that ends where it ends; but one in memory does
+        of its owner that it goes on from, and one that ends where it ends, which may be this one as
+        it was before the KV behind its last whole block was written; but one in memory does
         not replace one on disk, nor any one that others have pinned. The pins of who pinned what
         ends there are its own, and that of a conversation that is to stay. Told with its tokens it
         is in memory only.
@@ -290,7 +291,7 @@ class Heads:
         new = self._learn(known, blocks, ends)
         if placed:
             self._write(Change([known], self._measured(blocks, new)))
-        self._replaced |= {one.head.id for one in before if placed or not one.path}
+        self._replaced |= {one.head.id for one in before if placed or not one.path} - {head.id}
         with suppress(StoreFull, StoreFailed):  # they go with what is forgotten next
             self._forget(())
         for one in kept:
@@ -308,7 +309,7 @@ class Heads:
         def is_before(one: KnownHead) -> bool:
             num, num_blocks = one.head.num_tokens, one.head.num_tokens // size
             last = blocks[num_blocks - 1] if 0 < num_blocks <= len(blocks) else None
-            is_its = one.head.model == head.model and one.head.id != head.id
+            is_its = one.head.model == head.model
             if not is_its or not 0 < num <= len(token_ids) or one.last != last:
                 return False
             return one.end == self._end_of(head, token_ids[:num], blocks[:num_blocks])

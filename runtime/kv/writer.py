@@ -101,11 +101,12 @@ class HeadJob:
         """What of it is on disk once it is published."""
         return (*self.names, self.end_name) if self.with_end else self.names
 
-    def again(self, *, with_end: bool) -> HeadJob:
-        """A head of the same tokens, which takes the place of this one, and with it the pins that
-        were not taken back.
+    def again(self, *, with_end: bool, is_answered: bool = True) -> HeadJob:
+        """The same head to be staged once more, with the pins that were not taken back. As long as
+        the first one is not answered it has another id, so that the answers can be told apart.
         """
-        head = structs.replace(self.head, id=uuid4().hex, continues=self.end_name, pins=())
+        head_id = self.head.id if is_answered else uuid4().hex
+        head = structs.replace(self.head, id=head_id, continues=self.end_name, pins=())
         return replace(self, head=head, with_end=with_end)
 
 
@@ -420,7 +421,7 @@ class Writer:
         if self._resting and is_first_over and (is_resting or self._is_closing):
             job = max(self._resting.values(), key=lambda one: one.ended_s)
             del self._resting[job.head.id]
-            job = job.again(with_end=True)
+            job = job.again(with_end=True, is_answered=job.head.id not in self._told)
             self._staging[job.head.id] = job
             return job
         return None

@@ -64,6 +64,24 @@ async def test_what_is_on_disk_is_listed_and_what_is_in_memory_is_hot(home: Path
         assert (await contents.held(["one"]))["one"] == {}
 
 
+async def test_a_conversation_without_a_session_id_keeps_its_id_when_its_end_is_written(
+    home: Path,
+):
+    """Who was shown the id deletes it by that."""
+    async with serving(home) as (supervisor, kv):
+        await reused(supervisor, prompt(1))
+        await kept(kv)
+        contents = contents_of(kv)
+        [first] = await contents.kept()
+        assert kv.store is not None
+        [known] = kv.store.heads.known.values()
+        assert known.end_bytes == 0
+        await until(lambda: any(one.end_bytes for one in kv.store.heads.known.values()), "written")
+        removed = await contents.remove(await contents.named(first.view.id))
+        assert removed.num_conversations == 1
+        assert await contents.kept() == []
+
+
 async def test_a_conversation_is_found_shown_and_counted(home: Path):
     async with serving(home) as (supervisor, kv):
         await reused(supervisor, prompt(1), session_id="one")

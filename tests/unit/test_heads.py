@@ -31,6 +31,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from migrations.run import upgrade
 from store.block_names import HashChain, pack_ids
@@ -196,6 +197,7 @@ class Machine(RuleBasedStateMachine):
         """A start: what was in flight is gone, and so is who wrote unfinished files."""
         self.fuse = self.full = None
         self.flight: list[InFlight] = []
+        self.received: dict[int, int] = {}
         self.left_bytes = Counter[str]()
         for path in self.root.rglob(f"{TEMPORARY}*"):
             path.unlink()
@@ -312,6 +314,22 @@ class Machine(RuleBasedStateMachine):
             conversation = data.draw(st.sampled_from(idle))
             self.ask(conversation, self.said[conversation], num)
 
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def write_again(self, data: st.DataObject) -> None:
+        """A worker stages a head that is there once more, as it does with what is behind its last
+        whole block.
+        """
+        flying = {one.conversation for one in self.flight}
+        there = [one for one in self.kept if self.head_ids[one] in self.heads.known]
+        if idle := [one for one in there if one in self.received and one not in flying]:
+            conversation = data.draw(st.sampled_from(idle))
+            known, staged = self.heads.known[self.head_ids[conversation]], self.heads.staging_path()
+            head = replace(known.head, continues=known.end, pins=())
+            received, worker = self.received[conversation], WORKERS[conversation % 2]
+            said = self.said[conversation]
+            self.flight.append(InFlight(conversation, head, said, received, staged, worker))
+
     @precondition(lambda self: self.flight)
     @rule(data=st.data(), fuse=st.none() | st.none() | st.integers(0, 3))
     def finish(self, data: st.DataObject, fuse: int | None) -> None:
@@ -396,7 +414,11 @@ class Machine(RuleBasedStateMachine):
                 self.heads.note(answer.lacking)
 
         is_answered = self.survives(work)
-        if not is_answered and self.is_written(one) and one.head.id not in self.heads.known:
+        if (
+            not is_answered
+            and self.is_written(one)
+            and (one.staged.exists() or one.head.id not in self.heads.known)
+        ):
             return  # the disk was full
         if one in self.flight:
             self.flight.remove(one)
@@ -408,6 +430,7 @@ class Machine(RuleBasedStateMachine):
         if one.head.id in self.heads.known:
             assert one.conversation not in self.deleted, "what was deleted stays deleted"
             self.keep(one.conversation, one.token_ids, one.head.id)
+            self.received[one.conversation] = one.received
             if not is_in_memory:
                 last = keys[-1] if keys else BlockKey(MODEL, CHAIN.root)
                 known_head = self.heads.known[one.head.id]
@@ -533,6 +556,7 @@ class Machine(RuleBasedStateMachine):
         its = (i for i, one in self.heads.known.items() if one.head.owner.session == session)
         if head_id := next(its, None):
             self.keep(conversation, self.said[source][:end], head_id)
+            self.received[conversation] = self.heads.number
 
     # What happens to the disk, and to time
 

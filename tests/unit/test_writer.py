@@ -225,6 +225,21 @@ def test_a_head_is_staged_behind_its_blocks_and_again_with_its_end(writing: Writ
     assert read_head(whole).head.continues == b"end of h", "it takes the place of the first one"
 
 
+def test_a_head_that_is_staged_with_its_end_is_the_same_once_the_first_is_answered(
+    tmp_path: Path,
+):
+    writing = Writing(tmp_path)
+    writing.writer.put_head(head("answered", [], session="a"))
+    writing.writer.put_head(head("open", [], session="b"))
+    writing.start()
+    first = [writing.next(), writing.next()]
+    assert {one.head_id for one in heads_in(first)} == {"answered", "open"}
+    assert writing.writer.answered("answered") is not None
+    again = {one.asker.session_id: one.head_id for one in heads_in(writing.finish())}
+    assert again["a"] == "answered"
+    assert again["b"] != "open", "its two answers can be told apart"
+
+
 def test_a_turn_that_goes_on_leaves_no_end_of_the_last_one(writing: Writing):
     writing.writer.put_head(head("first", []))
     writing.writer.put_head(head("second", [0], continues=b"end of first"))
