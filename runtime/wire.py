@@ -171,16 +171,6 @@ class Rejected(Struct, frozen=True, tag="rejected"):
     limit_bytes: int = 0
 
 
-class Working(Struct, frozen=True, tag="working"):
-    """What this part of the worker computes for from now on, until it says otherwise.
-
-    Whatever the process dies of is one of these: other requests may wait in it, and are innocent.
-    """
-
-    part: Literal["intake", "engine"]
-    request_ids: tuple[str, ...]
-
-
 class SaidToken(Struct, frozen=True, array_like=True):
     """A token of an answer, with its `logprobs` where these are asked for."""
 
@@ -279,7 +269,6 @@ Event = (
     | LoadError
     | Accepted
     | Rejected
-    | Working
     | Chunks
     | Heartbeat
     | Flushing

@@ -93,9 +93,9 @@ def fork_workers(address: str | None = None) -> None:
         place, flags = command[: len(_COMMAND)], command[len(_COMMAND) + 1 :]
         if place != _COMMAND or frozen(env, _FROZEN) != fitting or _is_slow(env):
             return await _start(*command, **options)
-        words = [str(os.getpid()), *flags]
-        socket_fd = int(command[len(_COMMAND)])
-        worker = await _fork(address or nursery().address, words, socket_fd, env)
+        fds = tuple(options["pass_fds"])
+        words = [str(os.getpid()), *(flags if "--forks" in flags else ())]
+        worker = await _fork(address or nursery().address, words, fds, env)
         return cast("asyncio.subprocess.Process", worker)
 
     asyncio.create_subprocess_exec = start
@@ -139,9 +139,9 @@ def _is_slow(env: Mapping[str, str]) -> bool:
 
 
 async def _fork(
-    address: str, words: Sequence[str], socket_fd: int, env: Mapping[str, str]
+    address: str, words: Sequence[str], passed: Sequence[int], env: Mapping[str, str]
 ) -> ForkedWorker:
-    pid, connection, prints = _ordered(address, words, socket_fd, env)
+    pid, connection, prints = _ordered(address, words, passed, env)
     reader = asyncio.StreamReader()
     # uvloop closes a pipe's descriptor twice, and perhaps somebody else's; a socket's once.
     await asyncio.get_running_loop().create_connection(lambda: _Output(reader), sock=prints)
@@ -149,12 +149,12 @@ async def _fork(
 
 
 def _ordered(
-    address: str, words: Sequence[str], socket_fd: int, env: Mapping[str, str]
+    address: str, words: Sequence[str], passed: Sequence[int], env: Mapping[str, str]
 ) -> tuple[int, socket.socket, socket.socket]:
     """A new worker: its process id, where its end is told, and where what it prints is read."""
     ours, theirs = socket.socketpair()
     with theirs, Path(os.devnull).open("rb") as nothing:
-        fds = (nothing.fileno(), theirs.fileno(), theirs.fileno(), socket_fd)
+        fds = (nothing.fileno(), theirs.fileno(), theirs.fileno(), *passed)
         pid, connection = fork(address, words, env, fds)
     ours.setblocking(False)
     return pid, connection, ours
@@ -174,7 +174,8 @@ def _main() -> None:
         return
     os.setsid()
     server, *flags = order.arguments
-    command = [*_COMMAND, str(order.fds[0]), *flags]
+    pages = ["--page", str(order.fds[1])] if not flags else []
+    command = [*_COMMAND, str(order.fds[0]), *flags, *pages]
     _show([*command, f"for {server}"], os.environ)
     sys.argv = ["runtime.worker", *command[4:]]
     runpy.run_module("runtime.worker", run_name="__main__", alter_sys=True)

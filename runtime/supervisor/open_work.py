@@ -9,7 +9,8 @@ from runtime.errors import PromptChanged, WorkerDied, WorkerError, WorkerWedged
 from runtime.supervisor.generation import Generation
 from runtime.supervisor.worker_link import rejection
 from runtime.types import GenerateRequest
-from runtime.wire import Accepted, Chunks, Rejected, WorkerPhase, Working
+from runtime.wire import Accepted, Chunks, Rejected, WorkerPhase
+from runtime.work_page import Part, WorkPage
 
 MAX_LEFT = 64
 """So many requests are known after their clients have left: the worker may still work on one."""
@@ -21,7 +22,6 @@ class OpenWork:
     def __init__(self) -> None:
         self._generations: dict[str, Generation] = {}
         self._left: dict[str, GenerateRequest] = {}
-        self._working: dict[str, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._generations)
@@ -35,27 +35,26 @@ class OpenWork:
         is_here = request_id in self._generations
         if is_here:
             self._left[request_id] = generation.request
+            self._left = dict([*self._left.items()][-MAX_LEFT:])
             del self._generations[request_id]
         return is_here
 
-    def lost_on(self, error: WorkerError, phase: WorkerPhase) -> list[GenerateRequest]:
-        """What the worker computed for when that became of it, whether or not anybody still wants
-        it: anywhere, or in the part of it that was in that phase where it got no further.
+    def lost_on(
+        self, error: WorkerError, phase: WorkerPhase, page: WorkPage
+    ) -> list[GenerateRequest]:
+        """What the worker computed for when that became of it, as its `page` says, whether or not
+        anybody still wants it: anywhere, or in the part of it that was in that phase where it got
+        no further.
         """
-        stuck = "intake" if phase == "intake" else "engine"
-        parts = {stuck} if isinstance(error, WorkerWedged) else self._working.keys()
-        said = [self._working.get(part, ()) for part in parts]
+        stuck: Part = "intake" if phase == "intake" else "engine"
+        parts: tuple[Part, ...] = ("intake", "engine")
+        said = [page.read(one) for one in parts if one == stuck or not _is_stuck(error)]
         known = self._left | {key: one.request for key, one in self._generations.items()}
         return [known[request_id] for ids in said for request_id in ids if request_id in known]
 
-    def on_event(self, event: Chunks | Accepted | Rejected | Working) -> None:
+    def on_event(self, event: Chunks | Accepted | Rejected) -> None:
         """What the worker says about requests; about those that left it is ignored."""
         match event:
-            case Working(part=part, request_ids=request_ids):
-                self._working[part] = request_ids
-                # What was given up may come once more before the worker hears of it.
-                kept = list(self._left.items())[-MAX_LEFT:]
-                self._left = dict(kept) if len(self._left) > MAX_LEFT else self._left
             case Chunks(items=items, said=said):
                 for token in said:
                     if (generation := self._generations.get(token.request_id)) is not None:
@@ -77,6 +76,11 @@ class OpenWork:
         """All that are open; none is here any more."""
         generations, self._generations = self._generations, {}
         return list(generations.values())
+
+
+def _is_stuck(error: WorkerError) -> bool:
+    """One part of the worker got no further, and the others are innocent."""
+    return isinstance(error, WorkerWedged)
 
 
 def fail_all(

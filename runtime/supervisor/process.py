@@ -47,7 +47,6 @@ from runtime.wire import (
     Rejected,
     Submit,
     Warming,
-    Working,
 )
 from store.types import RunFigures
 
@@ -203,7 +202,7 @@ class WorkerProcess:
             self.kv.on_event(event)
             return
         match event:
-            case Chunks() | Accepted() | Rejected() | Working():
+            case Chunks() | Accepted() | Rejected():
                 with self._event:
                     self._work.on_event(event)
             case Heartbeat():
@@ -300,7 +299,9 @@ class WorkerProcess:
             event = "stuck" if isinstance(error, WorkerWedged) else "lost"
             self.error = error
             self.crash_reporter.lost(error, self.watchdog, self.num_running)
-            self.lost_on = self._work.lost_on(error, self.watchdog.phase)
+            if self._child is not None:
+                phase, page = self.watchdog.phase, self._child.page
+                self.lost_on = self._work.lost_on(error, phase, page)
         with self._event:
             generations = self._work.take_all()
             self._apply(event)

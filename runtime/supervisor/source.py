@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -17,6 +18,7 @@ from collections import deque
 from runtime import nvidia
 from runtime.supervisor.forked import ForkedProcess
 from runtime.supervisor.spawned import SpawnedProcess, spawn_worker
+from runtime.work_page import WorkPage, new_page
 from runtime.zygote import EXIT_UNFIT, ORDER, READY
 
 _IMPORT_S = 60.0
@@ -44,7 +46,7 @@ class Zygote:
     @classmethod
     async def start(cls, cpu_blas: str) -> Zygote:
         """Raises OSError."""
-        return cls(*await spawn_worker(cpu_blas, socket.SOCK_SEQPACKET, "--forks"))
+        return cls(*await spawn_worker(cpu_blas, socket.SOCK_SEQPACKET))
 
     @property
     def returncode(self) -> int | None:
@@ -56,7 +58,13 @@ class Zygote:
         pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in _KINDS]
         (sock, prints, report), theirs = zip(*pairs, strict=True)
         try:
-            socket.send_fds(self._control, [ORDER], [one.fileno() for one in theirs])
+            page_fd = new_page()
+            try:
+                page = WorkPage(page_fd)
+                fds = [*(one.fileno() for one in theirs), page_fd]
+                socket.send_fds(self._control, [ORDER], fds)
+            finally:
+                os.close(page_fd)
         except OSError:
             for one in (sock, prints, report):
                 one.close()
@@ -65,7 +73,7 @@ class Zygote:
             for one in theirs:
                 one.close()
         sock.setblocking(False)
-        return SpawnedProcess(ForkedProcess(report, prints), sock)
+        return SpawnedProcess(ForkedProcess(report, prints), sock, page)
 
     async def end(self) -> None:
         """It has nothing to lose. How its workers end is not told any more."""

@@ -16,6 +16,7 @@ from runtime.supervisor.last_words import kept
 from runtime.supervisor.running_time import running_s
 from runtime.supervisor.spawned import SpawnedProcess
 from runtime.supervisor.worker_link import WorkerConnection
+from runtime.work_page import WorkPage
 from runtime.zygote import STATUS_UNKNOWN
 
 _log = structlog.get_logger("hearth.worker")
@@ -26,8 +27,10 @@ _LAST_WORDS_S = 5.0
 class Child(WorkerConnection):
     """A process that was spawned, and the connection to it. It belongs to the event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, page: WorkPage) -> None:
         super().__init__()
+        self.page = page
+        """On which it says for whom it works."""
         self.spawned_s = time.monotonic()
         self.model: str | None = None
         """Whom it works for, as its lines in the log say."""
@@ -45,7 +48,7 @@ class Child(WorkerConnection):
     @classmethod
     async def adopt(cls, spawned: SpawnedProcess) -> Child:
         """Begin to listen to a process that was spawned."""
-        child = cls(spawned.process)
+        child = cls(spawned.process, spawned.page)
         await asyncio.get_running_loop().create_connection(lambda: child, sock=spawned.take())
         child._reading = asyncio.create_task(child._read_output())
         return child

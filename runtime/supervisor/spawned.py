@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -17,24 +18,36 @@ from pathlib import Path
 from runtime.environment import worker_environment
 from runtime.machine_limits import why_no_worker
 from runtime.supervisor.forked import ForkedProcess
+from runtime.work_page import WorkPage, new_page
 
 MLX = "0.32.4"
 """The release that this one is made for, as in pyproject.toml."""
 
 
 class SpawnedProcess:
-    """A process and the server's end of its socket. Whoever takes the socket owns both."""
+    """A process, the server's end of its socket, and the page on which it says for whom it works.
+    Whoever takes the socket owns them.
+    """
 
     def __init__(
-        self, process: asyncio.subprocess.Process | ForkedProcess, sock: socket.socket
+        self,
+        process: asyncio.subprocess.Process | ForkedProcess,
+        sock: socket.socket,
+        page: WorkPage,
     ) -> None:
         self.process = process
+        self.page = page
         self._sock: socket.socket | None = sock
 
     @classmethod
     async def spawn(cls, cpu_blas: str) -> SpawnedProcess:
         """Start a worker process on a socketpair. Raises OSError."""
-        return cls(*await spawn_worker(cpu_blas, socket.SOCK_STREAM))
+        page = new_page()
+        try:
+            process, sock = await spawn_worker(cpu_blas, socket.SOCK_STREAM, page)
+            return cls(process, sock, WorkPage(page))
+        finally:
+            os.close(page)
 
     def take(self) -> socket.socket:
         """The socket, once."""
@@ -51,17 +64,20 @@ class SpawnedProcess:
 
 
 async def spawn_worker(
-    cpu_blas: str, kind: socket.SocketKind, *flags: str
+    cpu_blas: str, kind: socket.SocketKind, page: int | None = None
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """`python -m runtime.worker`, and our end of the socket that it was given. Raises OSError."""
+    """`python -m runtime.worker`, and our end of the socket that it was given. Without a `page` it
+    forks into workers. Raises OSError.
+    """
     if (why := why_no_worker()) is not None:
         raise OSError(why)
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    flags = ["--forks"] if page is None else ["--page", str(page)]
     command = (sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno()), *flags)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=[theirs.fileno(), *([] if page is None else [page])],
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from runtime.wire import (
     WorkerOptions,
     WorkerPhase,
 )
+from runtime.work_page import WorkPage
 from runtime.worker import model as models
 from runtime.worker.admission import intake_of, print_without_text, rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
@@ -96,8 +98,9 @@ _LEAVING = frozenset({"flushing", "stopping"})
 class Worker:
     """Wires the threads together: reader, intake, mlx (the main thread), sender."""
 
-    def __init__(self, sock: socket.socket, sandbox: Sandbox) -> None:
+    def __init__(self, sock: socket.socket, sandbox: Sandbox, page: WorkPage) -> None:
         self._sock = sock
+        self._page = page
         self._sandbox = sandbox
         self._sender = Sender(sock, self._heartbeat)
         self._engine: Engine | None = None
@@ -181,7 +184,11 @@ class Worker:
         if team is not None:
             model = team.model(model)
         reception = self._reception = IntakePool(
-            self._sandbox, preparer.result(), self._take_in, self._inbox.put, self._sender.send
+            self._sandbox,
+            preparer.result(),
+            self._take_in,
+            self._inbox.put,
+            partial(self._page.say, "intake"),
         )
         self._heads.others = reception
         template = _template_of(model, reception)
@@ -193,7 +200,7 @@ class Worker:
             joins_prompts=model.has_plain_rows,
         )
         tiers = self._tiers(model, command)
-        link = EngineChannel(self._inbox, self._sender.send)
+        link = EngineChannel(self._inbox, self._sender.send, partial(self._page.say, "engine"))
         rows, overlaps = scheduler.max_running, options.decode_overlap
         if team is not None:
             decoder = team.decoder(model, rows, overlaps=overlaps)
@@ -523,17 +530,19 @@ def main() -> int:
     """Parse the command line, take the socket, run; a zygote's workers each return from here."""
     parser = argparse.ArgumentParser(prog="python -m runtime.worker")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
-    parser.add_argument("--forks", action="store_true", help="fork a worker whenever one is asked")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--forks", action="store_true", help="fork a worker whenever one is asked")
+    kind.add_argument("--page", type=int, help="inherited memory, to say whose work is done")
     arguments = parser.parse_args()
-    sock: socket.socket | None = socket.socket(fileno=arguments.fd)
-    assert sock is not None
+    sock, page = socket.socket(fileno=arguments.fd), arguments.page
     if arguments.forks:
         if (why := why_unfit()) is not None:
             print(f"workers are not forked: {why}", file=sys.stderr)  # noqa: T201
             return EXIT_UNFIT
-        sock = Zygote(sock).run()
-        if sock is None:
+        forked = Zygote(sock).run()
+        if forked is None:
             return 0
+        sock, page = forked
     faulthandler.enable()
     sandbox = Sandbox.start()  # while there is one thread, and nothing in memory but code
     print_stacks_when_asked()
@@ -543,7 +552,9 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     # What was imported stays: looking through it would only make every collection longer.
     gc.freeze()
-    return Worker(sock, sandbox).run()
+    worker = Worker(sock, sandbox, WorkPage(page))
+    os.close(page)
+    return worker.run()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +30,10 @@ Arrival = SequenceGroup | AbortRequest | Quit | KvArrival
 
 
 class EngineChannel(NamedTuple):
-    """The engine's two ends: what arrives, from any thread, and where its events go."""
+    """The engine's ends: what arrives, from any thread, where its events go, and where it says
+    whose work comes now: should the process die of it, that is what it died of.
+    """
 
     inbox: queue.SimpleQueue[Arrival]
     emit: Callable[[Event], None]
+    work_on: Callable[[Sequence[str]], None]

@@ -21,7 +21,7 @@ from runtime.types import (
     PromptLogprobs,
     TextWasReasoning,
 )
-from runtime.wire import Accepted, Chunks, Heartbeat, SaidToken, WorkerPhase, Working
+from runtime.wire import Accepted, Chunks, Heartbeat, SaidToken, WorkerPhase
 from runtime.worker.admission import rejected
 from runtime.worker.arrivals import AbortRequest, Arrival, EngineChannel, Quit
 from runtime.worker.auxiliary import ERRANDS, AuxiliaryRequests
@@ -64,7 +64,7 @@ class Engine:
         self._template = template
         self._scheduler = scheduler
         self._tiers = tiers
-        self._emit, self._inbox = link.emit, link.inbox
+        self._emit, self._inbox, self._work_on = link.emit, link.inbox, link.work_on
         self._decoder = decoder or Decoder(model, scheduler.max_running)
         self._decoder.on_kv_start = partial(_keep_at_start, tiers)
         self._rows = RowExecutor(scheduler, self._decoder, tiers)
@@ -74,7 +74,6 @@ class Engine:
         self._items: list[tuple[str, Chunk]] = []
         self._said: list[SaidToken] = []
         self._is_running = True
-        self._worked_on: tuple[str, ...] = ()
         self.num_steps = 0
         self.phase: WorkerPhase = "idle"
 
@@ -150,12 +149,6 @@ class Engine:
             self._emit(Chunks(items=tuple(self._items), said=tuple(self._said)))
             self._items.clear()
             self._said.clear()
-
-    def _work_on(self, request_ids: tuple[str, ...]) -> None:
-        """Say whose work comes now: should the process die of it, that is what it died of."""
-        if request_ids != self._worked_on:
-            self._worked_on = request_ids
-            self._emit(Working(part="engine", request_ids=request_ids))
 
     # Arrivals
 

@@ -29,8 +29,10 @@ class Zygote:
         self._told: dict[int, tuple[int, socket.socket]] = {}
         """By the descriptor of each worker that lives: its process, and where its end is told."""
 
-    def run(self) -> socket.socket | None:
-        """Fork until the server is gone (None). In each forked process: the socket it works on."""
+    def run(self) -> tuple[socket.socket, int] | None:
+        """Fork until the server is gone (None). In each forked process: the socket it works on, and
+        the descriptor of its work page.
+        """
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         _close_copies_of_streams()
@@ -56,13 +58,14 @@ class Zygote:
                 gc.freeze()
                 is_tidy = True
 
-    def _obey(self, fds: list[int], ends: select.poll) -> socket.socket | None:
-        """Fork for one order; its socket in the new process.
+    def _obey(self, fds: list[int], ends: select.poll) -> tuple[socket.socket, int] | None:
+        """Fork for one order; in the new process its socket and its work page.
 
         Where there is no room for it, the order's descriptors are closed, and the server knows.
         """
-        sockets = [socket.socket(fileno=fd) for fd in fds]
-        if len(sockets) == NUM_ORDERED:
+        sockets = [socket.socket(fileno=fd) for fd in fds[: NUM_ORDERED - 1]]
+        pages = fds[NUM_ORDERED - 1 :]
+        if pages:
             worker, out, report = sockets
             try:
                 pidfd = self._fork(report)
@@ -70,11 +73,13 @@ class Zygote:
                 print(f"no worker forked: {error}", file=sys.stderr, flush=True)  # noqa: T201
             else:
                 if pidfd is None:
-                    return self._become(worker, out)
+                    return self._become(worker, out), pages[0]
                 ends.register(pidfd, select.POLLIN)
                 sockets.remove(report)
         for one in sockets:
             one.close()
+        for fd in pages:
+            os.close(fd)
         return None
 
     def _fork(self, report: socket.socket) -> int | None:

@@ -74,9 +74,9 @@ async def test_a_conversation_without_a_session_id_keeps_its_id_when_its_end_is_
         contents = contents_of(kv)
         [first] = await contents.kept()
         assert kv.store is not None
-        [known] = kv.store.heads.known.values()
-        assert known.end_bytes == 0
-        await until(lambda: any(one.end_bytes for one in kv.store.heads.known.values()), "written")
+        assert [one.end_bytes for one in kv.store.heads.known.values()] == [0]
+        known = kv.store.heads.known
+        await until(lambda: any(one.end_bytes for one in known.values()), "its end is written")
         removed = await contents.remove(await contents.named(first.view.id))
         assert removed.num_conversations == 1
         assert await contents.kept() == []

@@ -18,7 +18,7 @@ from runtime.supervisor.generation import Generation
 from runtime.supervisor.process import WorkerProcess
 from runtime.supervisor.supervisor import Supervisor
 from runtime.types import ChatPrompt, Constraint, GenerateRequest, Message, Prompt, Tool
-from runtime.wire import Accepted, Event, Ready, Working
+from runtime.wire import Accepted, Event, Heartbeat, Ready
 from tests.asking import answer, ask, request, status_of, supervising, worker_of
 from tests.lone_worker import lone_settings, lone_worker
 from tests.tiny_models import CHAT_TEMPLATE, write_model
@@ -178,10 +178,14 @@ class Heard(WorkerProcess):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.said: list[Event] = []
+        self.works_for: tuple[str, ...] | None = None
+        """What is being taken in as it becomes ready."""
 
     @override
     def on_event(self, event: Event) -> None:
         self.said.append(event)
+        if isinstance(event, Ready) and self._child is not None:
+            self.works_for = self._child.page.read("intake")
         super().on_event(event)
 
 
@@ -196,9 +200,13 @@ async def test_a_worker_has_taken_in_a_first_prompt_before_it_is_ready(
         process = worker.process
         assert isinstance(process, Heard)
         before = process.said[: [type(one) for one in process.said].index(Ready)]
-        parts = [one.request_ids for one in before if isinstance(one, Working)]
-        assert ("rehearsal",) in parts
-        assert parts[-1] == (), "it is over"
+        phases = [one.phase for one in before if isinstance(one, Heartbeat)]
+        assert process.ready is not None
+        if template == CHAT_TEMPLATE:
+            assert process.ready.template is not None, "it is known from the first prompt"
+        else:
+            assert phases[-1] == "idle", "the first prompt takes some heartbeats after warming"
+        assert process.works_for == (), "it is over"
         asked = GenerateRequest(request_id="a", model="m", prompt=chat("hello"), max_tokens=2)
         assert len((await answer(worker.submit(asked))).pieces) > 0
         assert not [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
 from typing_extensions import override
@@ -10,6 +11,7 @@ from typing_extensions import override
 from runtime.supervisor.shutdown import WorkerShutdown
 from runtime.supervisor.spawn import Child
 from runtime.supervisor.worker_clock import WorkerClock
+from runtime.work_page import WorkPage, new_page
 
 STACKS = ["Current thread 0x00007f (most recent call first):", '  File "/a/b.py", line 3 in f']
 
@@ -18,7 +20,9 @@ class Late(Child):
     """A process that tells where it stands when it was looked at so often."""
 
     def __init__(self, process: asyncio.subprocess.Process, num_looks: int) -> None:
-        super().__init__(process)
+        page = new_page()
+        super().__init__(process, WorkPage(page))
+        os.close(page)
         self.done: list[signal.Signals | str] = []
         self._num_looks = num_looks
 

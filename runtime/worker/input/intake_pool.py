@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from runtime.errors import InvalidRequest
 from runtime.fair_share import FairShare
 from runtime.types import ChatPrompt, GenerateRequest, Message
-from runtime.wire import Working
 from runtime.worker.input.intake import Intake
 from runtime.worker.input.preparer import (
     Compiled,
@@ -145,7 +144,8 @@ class IntakeTask:
 
 class IntakePool:
     """`admit` takes a request in, in one of its threads; what it returns is given to
-    `deliver`, unless nobody wants it any more. Their order is not kept.
+    `deliver`, unless nobody wants it any more. Their order is not kept. `work_on` is told whose
+    work comes now outside of the sandbox.
 
     It is the bench (`preparer.Bench`) of the requests that it takes in. On other threads the work
     is done there and then.
@@ -157,13 +157,13 @@ class IntakePool:
         bench: PromptPreparer,
         admit: Callable[[Intake, GenerateRequest], SequenceGroup | None],
         deliver: Callable[[SequenceGroup], None],
-        say: Callable[[Working], None],
+        work_on: Callable[[Sequence[str]], None],
     ) -> None:
         self._sandbox = sandbox
         self._bench = bench
         self._admit = admit
         self._deliver = deliver
-        self._say = say
+        self._work_on = work_on
         self._turn = threading.Lock()
         self._here = threading.local()
         self._changed = threading.Condition()
@@ -286,11 +286,11 @@ class IntakePool:
         self._turn.acquire()
         self.num_turns += 1
         self.whose = visit.request.request_id
-        self._say(Working(part="intake", request_ids=(self.whose,)))
+        self._work_on((self.whose,))
 
     def _end_turn(self) -> None:
         self.whose = ""
-        self._say(Working(part="intake", request_ids=()))
+        self._work_on(())
         self._turn.release()
 
     def _slow_down(self, visit: IntakeTask) -> None:
