@@ -17,6 +17,11 @@ _NOISE_BYTES = 512 * 1024 * 1024
 """Other programs take and give that much within seconds; what is smaller cannot be judged."""
 
 
+_KEPT_SHARE = 0.03
+_KEPT_BYTES = 64 << 20
+"""So much a process may keep of all its models: modules, and what allocators round up."""
+
+
 class Departure(Struct, frozen=True):
     """The end of a worker. `freed_bytes` is how much more memory was available afterwards.
 
@@ -35,6 +40,13 @@ def has_returned(footprint_bytes: int, freed_bytes: int) -> bool:
     if footprint_bytes < _NOISE_BYTES:
         return True
     return freed_bytes >= footprint_bytes * _RETURNED_SHARE - _NOISE_BYTES / 2
+
+
+def is_given_back(before_bytes: int, after_bytes: int) -> bool:
+    """Whether a process that took so much before its first model takes no more when one has left,
+    as far as can be told.
+    """
+    return after_bytes - before_bytes <= max(before_bytes * _KEPT_SHARE, _KEPT_BYTES)
 
 
 def footprint_bytes(

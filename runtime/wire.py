@@ -76,7 +76,7 @@ class Prepare(Struct, frozen=True, tag="prepare"):
 
 
 class Load(Struct, frozen=True, tag="load"):
-    """Load this model; but for `Prepare` the first command, and the only one of its kind."""
+    """Load this model; but for `Prepare` the first command, and after `Released`."""
 
     spec: ModelSpec
     options: WorkerOptions
@@ -92,12 +92,14 @@ class Abort(Struct, frozen=True, tag="abort"):
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Finish nothing more, write what is queued, give memory back, exit 0.
+    """Finish nothing more, write what is queued, give memory back, and exit 0; one that `stays`
+    says `Released` instead, and waits for `Prepare` or `Load` again.
 
     `exit_s` bounds each of two: the end of the running step, and the exit after the flush.
     """
 
     exit_s: float = 20.0
+    stays: bool = False
 
 
 Command = Prepare | Load | Submit | Abort | Stop | KvNews
@@ -107,6 +109,22 @@ class Hello(Struct, frozen=True, tag="hello"):
     """The worker's imports are done; it waits for `Prepare` or `Load`."""
 
     pid: int
+
+
+class MemoryUse(Struct, frozen=True):
+    """What a process takes, in bytes: what its allocator holds, and what the system counts."""
+
+    allocated_bytes: int
+    resident_bytes: int
+
+
+class Released(Struct, frozen=True, tag="released"):
+    """The model has left: what the process took before the weights of its first model were read,
+    and takes now.
+    """
+
+    before: MemoryUse
+    after: MemoryUse
 
 
 class LoadProgress(Struct, frozen=True, tag="load_progress"):
@@ -273,6 +291,7 @@ Event = (
     | Heartbeat
     | Flushing
     | Flushed
+    | Released
     | KvReport
 )
 

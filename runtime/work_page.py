@@ -60,6 +60,10 @@ class WorkPage:
         content = self._page[start + _SIZE.size : start + _SIZE.size + size]
         return tuple(content.decode(errors="replace").split("\0")) if content else ()
 
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        self._page.close()
+
     def _counts(self, part: Part) -> int:
         return self._page[_PARTS.index(part)] & 1
 

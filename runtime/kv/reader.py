@@ -7,12 +7,11 @@ They compute nothing, and hand over only what is evaluated: lazy arrays belong t
 
 from __future__ import annotations
 
-import atexit
-import queue
-import threading
 import time
+import traceback
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +56,10 @@ class Tidy(NamedTuple):
 
     model: bytes
     chain: HashChain
+
+
+_THREADS = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="reader")
+"""One set for all models of the process: mlx has a stream for each thread that ever computed."""
 
 
 class EndOnDisk(NamedTuple):
@@ -128,7 +131,7 @@ class FilesRead(NamedTuple):
 
 
 class Reader:
-    """Looks for what is on disk and reads it. `on_done` is called in its threads.
+    """Looks for what is on disk and reads it. `on_done` is called in the threads that do.
 
     What the `others` do not have as well is not there.
     """
@@ -147,31 +150,25 @@ class Reader:
         self._heads = heads
         self._on_done = on_done
         self._block_size = block
-        self._queue: queue.SimpleQueue[Asked | list[Wanted] | Tidy | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
-            for number in range(NUM_READERS)
-        ]
-        for thread in self._threads:
-            thread.start()
-        # An interpreter that ends while a daemon thread is inside mlx aborts.
-        atexit.register(self.close)
+        self._under_way: set[Future[None]] = set()
 
     def close(self) -> None:
-        """End when what was asked for is read; may be called again."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        """Wait until what was asked for is read."""
+        wait([*self._under_way])
 
     def ask(self, asked: Asked | Tidy) -> None:
         """Look for a prompt; `OnDisk` comes through `on_done`."""
-        self._queue.put(asked)
+        self._submit(asked)
 
     def read(self, wanted: Sequence[Wanted]) -> None:
         """Read files; what is read of each comes through `on_done`."""
         for group in _groups(wanted) if self._others is ALONE else [[one] for one in wanted]:
-            self._queue.put(group)
+            self._submit(group)
+
+    def _submit(self, asked: Asked | list[Wanted] | Tidy) -> None:
+        future = _THREADS.submit(self._do, asked)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
 
     def slot(self, model: bytes, name: bytes, above: bytes, start: int, ids: array[int]) -> Wanted:
         """The slot of a block, to be read."""
@@ -191,9 +188,8 @@ class Reader:
         key, span = BlockKey(model, found.name), Span(start, found.num_all, is_state=True)
         return Wanted(name, found.path, HEAD, above, start, array("I"), key, span)
 
-    def _run(self) -> None:
-        while (asked := self._queue.get()) is not None:
-            # What was read is named nowhere here: this thread may wait long, and keeps no arrays.
+    def _do(self, asked: Asked | list[Wanted] | Tidy) -> None:
+        try:
             match asked:
                 case Asked():
                     self._on_done(self._looked(asked))
@@ -201,7 +197,9 @@ class Reader:
                     self._read(asked)
                 case Tidy():
                     self._tidy(asked)
-        mx.clear_streams()
+        except BaseException:
+            traceback.print_exc()
+            raise
 
     def _read(self, group: list[Wanted]) -> None:
         by_others = [self._others.read(one.part, one.span) for one in group]

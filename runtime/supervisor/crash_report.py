@@ -33,7 +33,7 @@ from runtime.supervisor.crashes import (
 from runtime.supervisor.health import Watchdog
 from runtime.supervisor.last_words import last_words
 from runtime.supervisor.spawn import Child
-from runtime.wire import Heartbeat
+from runtime.wire import Heartbeat, Released
 from runtime.zygote import STATUS_UNKNOWN
 
 _log = structlog.get_logger("hearth.worker")
@@ -139,6 +139,16 @@ class CrashReporter:
         if self._lost is None:
             return
         await asyncio.to_thread(self._crashes.keep, self._record(self._lost, child))
+
+    def gave_back(self, released: Released) -> None:
+        """Its process lives on, and has given all of its memory back."""
+        freed = self._memory.footprint - released.after.resident_bytes
+        self.departure = Departure(
+            is_clean=True,
+            footprint_bytes=self._memory.footprint,
+            freed_bytes=freed,
+            is_memory_suspect=False,
+        )
 
     async def check_memory(self, *, was_asked: bool) -> bool:
         """Wait until the memory of the process is available again, or is not going to be.

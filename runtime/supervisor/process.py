@@ -17,6 +17,7 @@ import structlog
 from runtime.cache.channel import Report, WorkerChannel
 from runtime.config.settings import Settings
 from runtime.errors import LoadFailed, MachineFailed, WorkerDied, WorkerError, WorkerWedged
+from runtime.memory import is_given_back
 from runtime.supervisor.blame import cause_of, died, sentence_of
 from runtime.supervisor.crash_report import CrashReporter
 from runtime.supervisor.generation import Generation
@@ -45,6 +46,8 @@ from runtime.wire import (
     LoadProgress,
     Ready,
     Rejected,
+    Released,
+    Stop,
     Submit,
     Warming,
 )
@@ -97,6 +100,9 @@ class WorkerProcess:
         self._ending: WorkerShutdown | None = None
         self._asking: asyncio.Future[None] | None = None
         self._is_up = asyncio.Event()
+        self._has_left = asyncio.Event()
+        """Its process has ended, or is another model's."""
+        self._concluding: asyncio.Task[None] | None = None
         self._is_buried = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -177,7 +183,7 @@ class WorkerProcess:
         if self._asking is not None:
             await asyncio.shield(self._asking)
         if self._ending is not None and not self.has_ended:
-            await self._ending.leave()
+            await self._ending.leave(self._has_left)
         await self.gone()
 
     def kill(self) -> None:
@@ -213,6 +219,8 @@ class WorkerProcess:
                 if self._ending is not None:
                     self._ending.on_event(event)
                 self._apply("flushed" if isinstance(event, Flushed) else "leave")
+            case Released():
+                self._on_released(event)
             case _:
                 self._on_load_event(event)
 
@@ -262,7 +270,7 @@ class WorkerProcess:
         _log.info("loading the model", model=self.spec.id, pid=self.pid, spare=was_spare)
         self.watchdog = Watchdog(HealthLimits.of(self._settings), running_s())
         child.listen(self.on_event, self.on_disconnect)
-        self._spawn(self._conclude(child))
+        self._concluding = self._spawn(self._conclude(child))
         self._spawn(self._watch())
         kv = await self.kv.options()
         load = Load(spec=self.spec, options=worker_options(self._settings, self.spec.id), kv=kv)
@@ -355,14 +363,42 @@ class WorkerProcess:
         waited_s = await self.kv.named(self._settings.stop_timeout_s / 2) if has_kv else 0.0
         await self._look_at_memory()
         if self._ending is not None:
-            self._ending.ask(waited_s)
+            is_one = self._settings.model(self.spec.id).together is None
+            stays = has_kv and is_one and self._spares is not None and self._spares.has_place
+            self._ending.ask(waited_s, stays=stays)
+
+    def _on_released(self, released: Released) -> None:
+        """The model has left. Its process is the next spare, if it has given all memory back."""
+        child, spares = self._child, self._spares
+        if child is None or self._ending is None or self.has_ended:
+            return
+        before, after = released.before, released.after
+        is_back = is_given_back(before.allocated_bytes, after.allocated_bytes)
+        is_back &= is_given_back(before.resident_bytes, after.resident_bytes)
+        if spares is None or not spares.has_place or not is_back:
+            _log.info("worker ends with its model", model=self.spec.id, pid=child.pid, use=released)
+            child.send(Stop())
+            return
+        _log.info("worker waits for the next model", model=self.spec.id, pid=child.pid)
+        if self._concluding is not None:
+            self._concluding.cancel()
+        self.clock.exited(time.monotonic())
+        self.crash_reporter.gave_back(released)
+        self._child = None
+        spares.give_back(child)
+        self._die(died(f"The process of the model {self.spec.id} is another one's.", "told_to_end"))
+        self._has_left.set()
+        self._is_buried.set()
+        self._on_change(self)
 
     async def _conclude(self, child: Child) -> None:
         """When the process has ended: hear it out, keep the record, see to its memory."""
         await child.wait()
+        self._has_left.set()
         self.clock.exited(time.monotonic())
         await child.hear_out()
         self._ended(child)
+        child.page.close()
         await self.crash_reporter.keep(child, self.watchdog)
         self._is_buried.set()
         self._on_change(self)
@@ -378,10 +414,11 @@ class WorkerProcess:
         self._on_change(self)
         return True
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _child_of(settings: Settings, standbys: StandbyPool | None) -> tuple[Child, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 
@@ -31,15 +32,16 @@ class WorkerShutdown:
         self._stop_timeout_s = stop_timeout_s
         self._due_s = 0.0
 
-    def ask(self, waited_s: float = 0.0) -> None:
-        """Ask it to leave; from now on each phase of its end has its time.
+    def ask(self, waited_s: float = 0.0, *, stays: bool = False) -> None:
+        """Ask it to leave, as a process that `stays` for the next model if it can; from now on each
+        phase of its end has its time.
 
         All together have no more than if nobody had waited for so long to ask.
         """
         self._stop_timeout_s = max(self._stop_timeout_s - waited_s, 0.0)
         self._clock.asked_to_leave(time.monotonic())
         self._due_s = running_s() + self._stop_timeout_s + MARGIN_S
-        self._child.send(Stop(exit_s=self._stop_timeout_s))
+        self._child.send(Stop(exit_s=self._stop_timeout_s, stays=stays))
 
     def on_event(self, event: Flushing | Flushed) -> None:
         """It writes what is left, or has done so."""
@@ -54,11 +56,13 @@ class WorkerShutdown:
             child, lost = self._child, event.num_unwritten_bytes
             _log.warning("KV left unwritten", model=child.model, pid=child.pid, num_bytes=lost)
 
-    async def leave(self) -> None:
-        """Wait for the exit as long as the phases may take, which it tells; then make it happen."""
+    async def leave(self, has_left: asyncio.Event) -> None:
+        """Wait until it has left as long as the phases may take, which it tells; then end it."""
         while (left_s := self._due_s - running_s()) > 0:
-            if await self._child.wait(min(left_s, 1.0)):
-                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, 1.0)):
+                    await has_left.wait()
+                    return
         await self.finish()
 
     async def put_down(self, *, is_silent: bool) -> None:

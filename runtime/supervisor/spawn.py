@@ -106,6 +106,11 @@ class Child(WorkerConnection):
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    def renew(self) -> None:
+        """Its model has left: what it printed, and how old it is, is of the next one."""
+        self.model, self.spawned_s = None, time.monotonic()
+        self._output.clear()
+
     def terminate(self) -> None:
         """SIGTERM, which a stopped process takes once it runs on."""
         self.signal(signal.SIGTERM)

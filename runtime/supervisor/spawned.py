@@ -59,6 +59,7 @@ class SpawnedProcess:
         """End the process at once, unless it was taken: it has nothing to lose."""
         if self._sock is not None:
             self.take().close()
+            self.page.close()
             with contextlib.suppress(ProcessLookupError):  # it ends by itself when its socket does
                 self.process.kill()
 

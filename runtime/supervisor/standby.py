@@ -41,7 +41,8 @@ def has_room() -> bool:
 
 
 class StandbyPool:
-    """At most one process that waits; belongs to the event loop.
+    """At most one process that waits, and for a moment another one whose model has just left;
+    belongs to the event loop.
 
     `take()` before a start, `rest()` after it. The next spare is begun as soon as no start is going
     on, so that it takes nothing from a load; who wants one meanwhile gets what the source makes,
@@ -65,6 +66,9 @@ class StandbyPool:
         self._has_room = has_room
         self._num_cores = num_cores or os.cpu_count() or 1
         self._child: Child | None = None
+        self._next: Child | None = None
+        """Waits as well, until the first one is taken or some seconds have passed."""
+        self._next_until_s = 0.0
         self._follows: ModelSpec | None = None
         self._prepares: ModelSpec | None = None
         """What the process that waits was told to prepare."""
@@ -87,6 +91,24 @@ class StandbyPool:
         """There is a process that has its imports done."""
         return self._child is not None and self._child.hello is not None and self._is_fit()
 
+    @property
+    def has_place(self) -> bool:
+        """A process whose model leaves may stay."""
+        return self._settings.spare_worker and not self._is_over and self._has_room()
+
+    def give_back(self, child: Child) -> None:
+        """A model has left this process, which has nothing of it any more."""
+        child.renew()
+        if not self._is_fit():
+            self._drop()
+        if self._child is None:
+            self._keep(child)
+        else:
+            self._drop_next()
+            self._next, self._next_until_s = child, time.monotonic() + _TEND_S
+            child.listen(lambda _: None, self._wake.set)
+        self._wake.set()
+
     def prepare(self, spec: ModelSpec) -> None:
         """Have the process that waits, or the next one, read all of this model but its weights.
 
@@ -107,13 +129,12 @@ class StandbyPool:
         self._num_starting += 1
         self.num_taken += 1
         self._follows = None
-        child = self._child
-        if child is not None and self._fits(child):
-            self._child = self._prepares = None
-            self._not_before_s = time.monotonic()
-            self._wake.set()
-            return child, child.hello is not None
-        self._drop()
+        while (child := self._pop()) is not None:
+            if self._fits(child):
+                self._not_before_s = time.monotonic()
+                self._wake.set()
+                return child, child.hello is not None
+            self._give_up(child)
         return await Child.adopt(await self._source.get()), False
 
     def rest(self) -> None:
@@ -139,14 +160,16 @@ class StandbyPool:
         if self._child is not None:
             self._end(self._child)
             self._child = None
+        self._drop_next()
         if self._ending:
             await asyncio.wait(self._ending)
 
     def kill(self) -> None:
         """End it at once; none is started any more."""
         self._is_over = True
-        if self._child is not None:
-            self._child.signal(signal.SIGKILL)
+        for child in (self._child, self._next):
+            if child is not None:
+                child.signal(signal.SIGKILL)
 
     async def _tend(self) -> None:
         """Look after it: replace one that died or went silent, give it up when memory is tight."""
@@ -154,6 +177,8 @@ class StandbyPool:
             self._wake.clear()
             if self._child is not None and not (self._is_fit() and self._has_room()):
                 self._drop()
+            if self._next is not None and self._is_next_over:
+                self._drop_next()
             if (self._num_starting == 0 or self._imports_beside_loads) and self._has_room():
                 await self._prepare()
                 if self._child is None and time.monotonic() >= self._not_before_s:
@@ -165,6 +190,11 @@ class StandbyPool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
+
+    @property
+    def _is_next_over(self) -> bool:
+        has_passed = time.monotonic() >= self._next_until_s and self._num_starting == 0
+        return has_passed or self._next is None or not self._fits(self._next)
 
     @property
     def _imports_beside_loads(self) -> bool:
@@ -194,10 +224,24 @@ class StandbyPool:
         self._child, self._prepares = child, None
         child.listen(lambda _: self._tell(), self._wake.set)
 
+    def _pop(self) -> Child | None:
+        """The process that waits, which does no longer; the next one does."""
+        child, after = self._child, self._next
+        self._child = self._next = self._prepares = None
+        if after is not None:
+            self._keep(after)
+        return child
+
     def _drop(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
+        if (child := self._pop()) is not None:
+            self._give_up(child)
+
+    def _drop_next(self) -> None:
+        child, self._next = self._next, None
+        if child is not None:
+            self._end(child)
+
+    def _give_up(self, child: Child) -> None:
         _log.debug("spare worker given up", pid=child.pid)
         if child.hello is not None:
             self._not_before_s = time.monotonic() + self._pause_s
@@ -221,3 +265,4 @@ class StandbyPool:
         child.close()
         await child.end(term_grace_s(self._settings.stop_timeout_s))
         await child.hear_out()
+        child.page.close()

@@ -53,12 +53,13 @@ def flush(
     writing: tuple[Writing, threading.Thread] | None,
     send: Callable[[Event], None],
     deadline: Deadline,
-) -> None:
+) -> bool:
+    """Whether all is written."""
     """Have the writer write what is queued, and report how much is left now and at the end."""
     if writing is None:
         send(Flushing(num_bytes=0))
         send(Flushed(num_unwritten_bytes=0))
-        return
+        return True
     writer, thread = writing
     num_bytes = writer.num_queued_bytes
     budget_s = flush_budget_s(num_bytes)
@@ -71,4 +72,6 @@ def flush(
         if writer.num_queued_bytes != num_bytes:
             num_bytes = writer.num_queued_bytes
             send(Flushing(num_bytes=num_bytes))
-    send(Flushed(num_unwritten_bytes=writer.num_queued_bytes if thread.is_alive() else 0))
+    is_alive = thread.is_alive()
+    send(Flushed(num_unwritten_bytes=writer.num_queued_bytes if is_alive else 0))
+    return not is_alive

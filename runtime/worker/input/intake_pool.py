@@ -173,6 +173,7 @@ class IntakePool:
         self._inside: set[IntakeTask] = set()
         self._num_slow = 0
         self._num_threads = 0
+        self._threads: list[threading.Thread] = []
         self._intake: Intake | None = None
         self.num_turns = 0
         """How often a thread went on taking in: what shows that it gets anywhere."""
@@ -190,6 +191,13 @@ class IntakePool:
         with self._changed:
             self._intake = None
             self._changed.notify_all()
+
+    def join(self, patience_s: float) -> bool:
+        """Whether all threads have ended, which is waited for; after `close`."""
+        over_s = time.monotonic() + patience_s
+        for one in self._threads:
+            one.join(max(over_s - time.monotonic(), 0.0))
+        return not any(one.is_alive() for one in self._threads)
 
     def put(self, request: GenerateRequest) -> None:
         """A request has come."""
@@ -223,6 +231,7 @@ class IntakePool:
         if self._num_threads <= self._num_slow:
             self._num_threads += 1
             run = threading.Thread(target=self._run, args=(intake,), name="intake", daemon=True)
+            self._threads = [*(one for one in self._threads if one.is_alive()), run]
             run.start()
 
     def _run(self, intake: Intake) -> None:
