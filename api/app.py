@@ -68,7 +68,7 @@ from runtime.memory import trim_heap
 from runtime.models.catalog import Catalog
 from runtime.prewarm.prewarm import PERIOD_S as PREWARM_PERIOD_S
 from runtime.prewarm.prewarm import Prewarm
-from runtime.supervisor.source import WorkerSource
+from runtime.supervisor.spawned import WorkerSource
 from runtime.supervisor.supervisor import Supervisor
 from runtime.version import VERSION
 

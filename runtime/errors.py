@@ -559,7 +559,6 @@ WorkerCause = Literal[
     "limit",
     "helper_lost",
     "told_to_end",
-    "unknown",
     "out_of_memory",
     "crashed",
     "hung",

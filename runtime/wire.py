@@ -105,6 +105,10 @@ class Stop(Struct, frozen=True, tag="stop"):
 Command = Prepare | Load | Submit | Abort | Stop | KvNews
 
 
+EXIT_SANDBOX_LOST = 77
+"""A worker without its sandbox can take nothing in; whoever ended that, no request did."""
+
+
 class Hello(Struct, frozen=True, tag="hello"):
     """The worker's imports are done; it waits for `Prepare` or `Load`."""
 

@@ -90,11 +90,11 @@ def fork_workers(address: str | None = None) -> None:
 
     async def start(*command: str, **options: Any) -> asyncio.subprocess.Process:
         env = options.get("env", {})
-        place, flags = command[: len(_COMMAND)], command[len(_COMMAND) + 1 :]
+        place = command[: len(_COMMAND)]
         if place != _COMMAND or frozen(env, _FROZEN) != fitting or _is_slow(env):
             return await _start(*command, **options)
         fds = tuple(options["pass_fds"])
-        words = [str(os.getpid()), *(flags if "--forks" in flags else ())]
+        words = [str(os.getpid())]
         worker = await _fork(address or nursery().address, words, fds, env)
         return cast("asyncio.subprocess.Process", worker)
 
@@ -114,7 +114,6 @@ def started_as_ever() -> Generator[None]:
 def own_workers() -> list[psutil.Process]:
     """The workers that this process has started, forked or not; none of servers in others."""
     found: dict[int, psutil.Process] = {}
-    zygotes: set[int] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):  # it has just ended
             words = process.cmdline()
@@ -122,9 +121,7 @@ def own_workers() -> list[psutil.Process]:
             is_sandbox = os.getpgid(process.pid) != process.pid
             if is_own and "runtime.worker" in words and not is_sandbox:
                 found[process.pid] = process
-                if "--forks" in words and process.ppid() not in found:
-                    zygotes.add(process.pid)
-    return [one for pid, one in found.items() if pid not in zygotes]
+    return [*found.values()]
 
 
 @functools.cache
@@ -173,9 +170,8 @@ def _main() -> None:
     if order is None:
         return
     os.setsid()
-    server, *flags = order.arguments
-    pages = ["--page", str(order.fds[1])] if not flags else []
-    command = [*_COMMAND, str(order.fds[0]), *flags, *pages]
+    (server,) = order.arguments
+    command = [*_COMMAND, str(order.fds[0]), "--page", str(order.fds[1])]
     _show([*command, f"for {server}"], os.environ)
     sys.argv = ["runtime.worker", *command[4:]]
     runpy.run_module("runtime.worker", run_name="__main__", alter_sys=True)

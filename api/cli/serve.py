@@ -19,8 +19,7 @@ from api.address import listen, why_not
 from runtime.config.settings import Settings
 from runtime.errors import HearthError, SettingsError
 from runtime.machine_limits import raise_limits
-from runtime.supervisor.source import WorkerSource
-from runtime.supervisor.spawned import why_no_mlx
+from runtime.supervisor.spawned import WorkerSource, why_no_mlx
 
 if TYPE_CHECKING:
     from api.app import HearthServer
@@ -56,7 +55,7 @@ def serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> HearthError | None:
-    workers = WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
+    workers = WorkerSource(settings.cpu_blas)
     if settings.preload != () or settings.spare_worker:
         with contextlib.suppress(OSError):  # the supervisor says so, when it wants one
             await workers.begin()
@@ -69,7 +68,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> HearthError | N
         )
         return await serve_house(settings, listener, bootstrap)
     finally:
-        await workers.close()
+        workers.forget_first()
 
 
 def _look(settings: Settings) -> Preflight:

@@ -58,12 +58,11 @@ def uses_of(server_pid: int) -> list[ProcessUse]:
 
 
 def workers_of(server_pid: int) -> list[psutil.Process]:
-    """The workers of a server that live, spares among them; the zygote is none."""
+    """The workers of a server that live, spares among them."""
     found: list[psutil.Process] = []
     for one in psutil.Process(server_pid).children(recursive=True):
         with contextlib.suppress(psutil.Error, ProcessLookupError):  # it has just ended
-            is_zygote = "--forks" in one.cmdline() and one.ppid() == server_pid
-            if os.getpgid(one.pid) == one.pid and not is_zygote:
+            if os.getpgid(one.pid) == one.pid:
                 found.append(one)
     return found
 

@@ -27,6 +27,7 @@ BROAD_EXCEPT_FILES = frozenset(
     {
         "runtime/worker/__main__.py",
         "runtime/worker/engine.py",
+        "runtime/worker/session.py",
         "runtime/worker/input/sandbox.py",  # whatever a lane's work raises is its answer
         "runtime/worker/output/detokenizer.py",  # the tokenizers library raises bare Exception
         "api/http/errors.py",

@@ -168,7 +168,12 @@ class Reader:
     def _submit(self, asked: Asked | list[Wanted] | Tidy) -> None:
         future = _THREADS.submit(self._do, asked)
         self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
+        future.add_done_callback(self._is_done)
+
+    def _is_done(self, future: Future[None]) -> None:
+        self._under_way.discard(future)
+        if (error := future.exception()) is not None:
+            traceback.print_exception(error)
 
     def slot(self, model: bytes, name: bytes, above: bytes, start: int, ids: array[int]) -> Wanted:
         """The slot of a block, to be read."""
@@ -189,17 +194,13 @@ class Reader:
         return Wanted(name, found.path, HEAD, above, start, array("I"), key, span)
 
     def _do(self, asked: Asked | list[Wanted] | Tidy) -> None:
-        try:
-            match asked:
-                case Asked():
-                    self._on_done(self._looked(asked))
-                case list():
-                    self._read(asked)
-                case Tidy():
-                    self._tidy(asked)
-        except BaseException:
-            traceback.print_exc()
-            raise
+        match asked:
+            case Asked():
+                self._on_done(self._looked(asked))
+            case list():
+                self._read(asked)
+            case Tidy():
+                self._tidy(asked)
 
     def _read(self, group: list[Wanted]) -> None:
         by_others = [self._others.read(one.part, one.span) for one in group]

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from runtime.errors import MachineFailed, WorkerCause, WorkerDied, WorkerError
 from runtime.supervisor.crashes import name_of_signal
 from runtime.types import Struct
-from runtime.zygote import EXIT_SANDBOX_LOST, STATUS_UNKNOWN
+from runtime.wire import EXIT_SANDBOX_LOST
 
 _SENT = frozenset(
     {
@@ -47,7 +47,6 @@ BLAMED: Mapping[WorkerCause, Culprits] = {
     "limit": Culprits("machine", False),  # a limit of this account's was used up
     "helper_lost": Culprits("nobody", False),  # its sandbox was ended by somebody
     "told_to_end": Culprits("nobody", False),  # a signal that only others send
-    "unknown": Culprits("nobody", False),  # nobody can tell, so there is no proof
     "out_of_memory": Culprits("crash", True),  # loaded again at once it would take it again
     "crashed": Culprits("crash", True),
     "hung": Culprits("crash", True),
@@ -81,8 +80,6 @@ def cause_of(end: WorkerEnd) -> WorkerCause:
         return "out_of_memory"
     if number in _SENT:
         return "told_to_end"
-    if code == STATUS_UNKNOWN:
-        return "unknown"
     if not end.was_up and number is None:  # its imports failed
         return "never_up"
     return "lacking" if end.is_lacking else "crashed"
@@ -93,8 +90,6 @@ def sentence_of(end: WorkerEnd) -> str:
     code = end.returncode
     if code is None:
         return "closed its connection"
-    if code == STATUS_UNKNOWN:
-        return "has ended, and the process that could tell how has ended before it, or is stopped"
     if code == EXIT_SANDBOX_LOST:
         return (
             "ended because another program ended its sandbox, the process beside it that reads "

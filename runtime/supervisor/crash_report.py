@@ -34,7 +34,6 @@ from runtime.supervisor.health import Watchdog
 from runtime.supervisor.last_words import last_words
 from runtime.supervisor.spawn import Child
 from runtime.wire import Heartbeat, Released
-from runtime.zygote import STATUS_UNKNOWN
 
 _log = structlog.get_logger("hearth.worker")
 _OUT_OF_MEMORY = ("bad_alloc", "Unable to allocate", "MemoryError", "out of memory", "OutOfMemory")
@@ -188,7 +187,7 @@ class CrashReporter:
             code=lost.code,
             message=lost.message,
             signal=name_of_signal(code),
-            exit_status=code if code in range(STATUS_UNKNOWN) else None,
+            exit_status=code if code is not None and code >= 0 else None,
             phase=lost.phase,
             step=lost.step,
             num_running=lost.num_running,

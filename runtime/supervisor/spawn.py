@@ -11,13 +11,11 @@ from collections import deque
 import psutil
 import structlog
 
-from runtime.supervisor.forked import ForkedProcess
 from runtime.supervisor.last_words import kept
 from runtime.supervisor.running_time import running_s
 from runtime.supervisor.spawned import SpawnedProcess
 from runtime.supervisor.worker_link import WorkerConnection
 from runtime.work_page import WorkPage
-from runtime.zygote import STATUS_UNKNOWN
 
 _log = structlog.get_logger("hearth.worker")
 _OUTPUT_LINES = 400
@@ -27,7 +25,7 @@ _LAST_WORDS_S = 5.0
 class Child(WorkerConnection):
     """A process that was spawned, and the connection to it. It belongs to the event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, page: WorkPage) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, page: WorkPage) -> None:
         super().__init__()
         self.page = page
         """On which it says for whom it works."""
@@ -66,8 +64,7 @@ class Child(WorkerConnection):
     def has_failed(self) -> bool:
         """It has ended, neither as it should nor because it was told to."""
         code = self.returncode
-        is_known = code is not None and code != STATUS_UNKNOWN
-        return is_known and code not in (0, -signal.SIGTERM) and not self.was_ended
+        return code not in (None, 0, -signal.SIGTERM) and not self.was_ended
 
     @property
     def output(self) -> list[str]:

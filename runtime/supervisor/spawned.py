@@ -17,7 +17,6 @@ from pathlib import Path
 
 from runtime.environment import worker_environment
 from runtime.machine_limits import why_no_worker
-from runtime.supervisor.forked import ForkedProcess
 from runtime.work_page import WorkPage, new_page
 
 MLX = "0.32.4"
@@ -31,7 +30,7 @@ class SpawnedProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process | ForkedProcess,
+        process: asyncio.subprocess.Process,
         sock: socket.socket,
         page: WorkPage,
     ) -> None:
@@ -44,7 +43,7 @@ class SpawnedProcess:
         """Start a worker process on a socketpair. Raises OSError."""
         page = new_page()
         try:
-            process, sock = await spawn_worker(cpu_blas, socket.SOCK_STREAM, page)
+            process, sock = await _spawn(cpu_blas, page)
             return cls(process, sock, WorkPage(page))
         finally:
             os.close(page)
@@ -64,21 +63,46 @@ class SpawnedProcess:
                 self.process.kill()
 
 
-async def spawn_worker(
-    cpu_blas: str, kind: socket.SocketKind, page: int | None = None
-) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """`python -m runtime.worker`, and our end of the socket that it was given. Without a `page` it
-    forks into workers. Raises OSError.
-    """
+class WorkerSource:
+    """Makes worker processes; the first one may be begun ahead, so that it imports beside us."""
+
+    def __init__(self, cpu_blas: str) -> None:
+        self._cpu_blas = cpu_blas
+        self._ahead: SpawnedProcess | None = None
+
+    async def begin(self) -> SpawnedProcess:
+        """Have a process made for whoever is the first to `get` one. Raises OSError."""
+        self._ahead = await SpawnedProcess.spawn(self._cpu_blas)
+        return self._ahead
+
+    async def get(self) -> SpawnedProcess:
+        """A process that imports and then is a worker. Raises OSError."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.process.returncode is None:
+            return ahead
+        if ahead is not None:
+            ahead.give_up()
+        return await SpawnedProcess.spawn(self._cpu_blas)
+
+    def forget_first(self) -> None:
+        """Nobody wants the process that was made ahead."""
+        if self._ahead is not None:
+            self._ahead.give_up()
+            self._ahead = None
+
+
+async def _spawn(cpu_blas: str, page: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """`python -m runtime.worker`, and our end of the socket that it was given. Raises OSError."""
     if (why := why_no_worker()) is not None:
         raise OSError(why)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    flags = ["--forks"] if page is None else ["--page", str(page)]
-    command = (sys.executable, "-P", "-m", "runtime.worker", "--fd", str(theirs.fileno()), *flags)
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    fds = (theirs.fileno(), page)
+    named = ("--fd", str(fds[0]), "--page", str(fds[1]))
+    command = (sys.executable, "-P", "-m", "runtime.worker", *named)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            pass_fds=[theirs.fileno(), *([] if page is None else [page])],
+            pass_fds=fds,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -1,7 +1,7 @@
 """A spare worker: a process with its imports done and no model, so that a swap pays for weights.
 
-Importing mlx, mlx-lm and what they import costs seconds of CPU; the spare has that behind it, and
-so has the zygote that it is forked from where that can be (`WorkerSource`).
+Importing mlx, mlx-lm and what they import costs seconds of CPU; the spare has that behind it. A
+worker whose model has left is the next one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import structlog
 
 from runtime.config.settings import Settings
 from runtime.memory import available_bytes
-from runtime.supervisor.source import WorkerSource
 from runtime.supervisor.spawn import Child
+from runtime.supervisor.spawned import WorkerSource
 from runtime.timeouts import term_grace_s
 from runtime.types import ModelSpec
 from runtime.wire import Prepare
@@ -44,11 +44,9 @@ class StandbyPool:
     """At most one process that waits, and for a moment another one whose model has just left;
     belongs to the event loop.
 
-    `take()` before a start, `rest()` after it. The next spare is begun as soon as no start is going
-    on, so that it takes nothing from a load; who wants one meanwhile gets what the source makes,
-    which takes hundredths of a second where it forks. Where it does not and there are processors
-    enough for both, the next one imports beside the load. One that was lost is replaced after
-    `pause_s` seconds.
+    `take()` before a start, `rest()` after it. Where none waits, the next spare is begun as soon as
+    no start is going on, so that it takes nothing from a load; with processors enough for both it
+    imports beside the load. One that was lost is replaced after `pause_s` seconds.
     """
 
     def __init__(
@@ -179,10 +177,10 @@ class StandbyPool:
                 self._drop()
             if self._next is not None and self._is_next_over:
                 self._drop_next()
-            if (self._num_starting == 0 or self._imports_beside_loads) and self._has_room():
-                await self._prepare()
-                if self._child is None and time.monotonic() >= self._not_before_s:
-                    await self._start()
+            may_import = self._num_starting == 0 or self._imports_beside_loads
+            is_due = self._child is None and time.monotonic() >= self._not_before_s
+            if may_import and is_due and self._has_room():
+                await self._start()
             pause_s = min(_TEND_S, self._settings.heartbeat_timeout_s)
             due_s = self._not_before_s - time.monotonic()
             if self._child is None and self._num_starting == 0 and due_s > 0:
@@ -198,14 +196,7 @@ class StandbyPool:
 
     @property
     def _imports_beside_loads(self) -> bool:
-        return not self._source.forks and self._num_cores >= _ENOUGH_CORES
-
-    async def _prepare(self) -> None:
-        try:
-            if why := await self._source.prepare():
-                _log.warning("the process that forks workers has ended", why=why)
-        except OSError as error:
-            _log.warning("no process that forks workers", why=str(error))
+        return self._num_cores >= _ENOUGH_CORES
 
     async def _start(self) -> None:
         self._not_before_s = time.monotonic() + _RETRY_S  # should its imports fail

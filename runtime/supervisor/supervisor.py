@@ -31,7 +31,7 @@ from runtime.supervisor.news import News
 from runtime.supervisor.process import WorkerProcess
 from runtime.supervisor.running_time import running_s
 from runtime.supervisor.scheduler import RequestScheduler
-from runtime.supervisor.source import WorkerSource
+from runtime.supervisor.spawned import WorkerSource
 from runtime.supervisor.standby import StandbyPool
 from runtime.supervisor.status import ModelStatus, status_of
 from runtime.supervisor.supervision_rules import rules_of, with_settings
@@ -54,7 +54,7 @@ class Supervisor:
         self._settings = settings
         self._catalog = catalog
         self._kv = kv
-        self._source = source or WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
+        self._source = source or WorkerSource(settings.cpu_blas)
         self._spares = StandbyPool(settings, self._source)
         self.prepare_worker = self._spares.prepare
         self._costs = SwapCosts()
@@ -102,7 +102,7 @@ class Supervisor:
         await self._spares.stop()
         if self._tasks:  # a process that the kernel does not let go of is left to it
             await asyncio.wait(self._tasks, timeout=self._stop_bound_s)
-        await self._source.close()
+        self._source.forget_first()
         self._timer.cancel()
 
     def kill(self) -> None:

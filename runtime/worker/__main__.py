@@ -26,8 +26,6 @@ from runtime.worker.running_time import running_s
 from runtime.worker.session import Process, Session, memory_use, started
 from runtime.worker.shutdown import Deadline
 from runtime.worker.stacks import print_stacks_when_asked
-from runtime.worker.zygote import Zygote, why_unfit
-from runtime.zygote import EXIT_UNFIT
 
 
 class Worker:
@@ -49,7 +47,7 @@ class Worker:
 
     def run(self) -> int:
         """The mlx thread, until the process is to end; its exit status."""
-        mx.random.seed(int.from_bytes(os.urandom(8)))  # else those forked from one draw alike
+        mx.random.seed(int.from_bytes(os.urandom(8)))  # who forks one draws alike
         started("reader", self._read)
         self._sender.send(Hello(pid=os.getpid()))
         open_libraries()
@@ -116,22 +114,13 @@ class Worker:
 
 
 def main() -> int:
-    """Parse the command line, take the socket, run; a zygote's workers each return from here."""
+    """Parse the command line, take the socket, run."""
     parser = argparse.ArgumentParser(prog="python -m runtime.worker")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the server")
-    kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--forks", action="store_true", help="fork a worker whenever one is asked")
-    kind.add_argument("--page", type=int, help="inherited memory, to say whose work is done")
+    told = "inherited memory, to say whose work is done"
+    parser.add_argument("--page", type=int, required=True, help=told)
     arguments = parser.parse_args()
-    sock, page = socket.socket(fileno=arguments.fd), arguments.page
-    if arguments.forks:
-        if (why := why_unfit()) is not None:
-            print(f"workers are not forked: {why}", file=sys.stderr)  # noqa: T201
-            return EXIT_UNFIT
-        forked = Zygote(sock).run()
-        if forked is None:
-            return 0
-        sock, page = forked
+    sock = socket.socket(fileno=arguments.fd)
     faulthandler.enable()
     sandbox = Sandbox.start()  # while there is one thread, and nothing in memory but code
     print_stacks_when_asked()
@@ -141,8 +130,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     # What was imported stays: looking through it would only make every collection longer.
     gc.freeze()
-    worker = Worker(sock, sandbox, WorkPage(page))
-    os.close(page)
+    worker = Worker(sock, sandbox, WorkPage(arguments.page))
+    os.close(arguments.page)
     return worker.run()
 
 

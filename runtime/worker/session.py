@@ -33,6 +33,7 @@ from runtime.ranks import KvForm
 from runtime.scarcity import is_scarcity
 from runtime.types import GenerateRequest, TemplateForms
 from runtime.wire import (
+    EXIT_SANDBOX_LOST,
     Abort,
     Command,
     Heartbeat,
@@ -78,7 +79,6 @@ from runtime.worker.speculation import StepCosts
 from runtime.worker.taint import EngineTainted
 from runtime.worker.vision.fetcher import Fetcher, names_pictures
 from runtime.worker.wired import set_wired
-from runtime.zygote import EXIT_SANDBOX_LOST
 from store.block_names import HashChain
 from store.slots import Slots
 
@@ -219,21 +219,24 @@ class Session:
             decoder = Decoder(model, rows, _costs_of(options), draft=draft, overlaps=overlaps)
         self._engine = engine = Engine(model, template, scheduler, tiers, link, decoder)
         engine.slices = _learner(options, Surroundings(model, scheduler, tiers, self._sender.send))
-        composer = Composer(
-            template=template,
-            turns=self._turns,
-            counts=tiers.counts,
-            context=spec.context,
-            needs_state=tiers.needs_state,
-            eos_token_ids=model.eos_token_ids,
-            dialect=model.dialect,
-            seal=self._seal,
-        )
+        composer = self._composer(model, template, tiers)
         intake = replace(intake_of(model, composer, reception), speculates=decoder.speculates)
         reception.open(intake)
         reception.rehearse()
         self._sender.send(_ready(model, load_s, warm_s, template.known_forms))
         return engine
+
+    def _composer(self, model: LoadedModel, template: Template, tiers: Tiers) -> Composer:
+        return Composer(
+            template=template,
+            turns=self._turns,
+            counts=tiers.counts,
+            context=self._command.spec.context,
+            needs_state=tiers.needs_state,
+            eos_token_ids=model.eos_token_ids,
+            dialect=model.dialect,
+            seal=self._seal,
+        )
 
     def _tiers(self, model: LoadedModel, command: Load) -> Tiers:
         """Until the store is open everything has names of this process's own."""

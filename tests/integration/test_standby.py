@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from runtime.config.settings import Settings
-from runtime.supervisor.source import WorkerSource
-from runtime.supervisor.spawned import SpawnedProcess
+from runtime.supervisor.spawned import SpawnedProcess, WorkerSource
 from runtime.supervisor.standby import StandbyPool
 from tests.asking import PATIENCE_S, answer, request
 from tests.lone_worker import lone_settings, lone_worker
@@ -36,13 +35,13 @@ async def sparing(
     has_room: Callable[[], bool] = lambda: True,
     source: WorkerSource | None = None,
 ) -> AsyncGenerator[StandbyPool]:
-    source = source or WorkerSource(settings.cpu_blas, forks=settings.spare_worker)
+    source = source or WorkerSource(settings.cpu_blas)
     standbys = StandbyPool(settings, source, pause_s=0.05, has_room=has_room)
     try:
         yield standbys
     finally:
         await standbys.stop()
-        await source.close()
+        source.forget_first()
 
 
 async def waiting_pid(standbys: StandbyPool) -> int:
@@ -90,7 +89,7 @@ async def test_none_is_started_while_a_model_loads_or_before_anybody_wants_one(h
 
 async def test_where_there_are_processors_for_both_the_next_one_imports_beside_a_load(home: Path):
     """Else two models that take turns would each wait for a process that is still importing."""
-    source = WorkerSource("auto", forks=False)
+    source = WorkerSource("auto")
     standbys = StandbyPool(lone_settings(home), source, has_room=lambda: True, num_cores=4)
     try:
         standbys.want()
@@ -105,7 +104,7 @@ async def test_where_there_are_processors_for_both_the_next_one_imports_beside_a
         child.close()
     finally:
         await standbys.stop()
-        await source.close()
+        source.forget_first()
 
 
 async def test_a_spare_that_died_is_replaced(home: Path):
@@ -149,15 +148,10 @@ async def test_where_memory_is_tight_none_waits(home: Path):
         await until(lambda: standbys.pid is None, "its end")
 
 
-@pytest.mark.parametrize("forks", [True, False])
-async def test_a_process_begun_before_anything_else_becomes_the_first_worker(
-    home: Path, forks: bool
-):
+async def test_a_process_begun_before_anything_else_becomes_the_first_worker(home: Path):
     settings = lone_settings(home)
-    source = WorkerSource(settings.cpu_blas, forks=forks)
-    await source.begin()
-    zygote = source.zygote
-    assert (zygote is not None) is (forks and sys.platform == "linux")
+    source = WorkerSource(settings.cpu_blas)
+    first = await source.begin()
     async with (
         sparing(settings, source=source) as standbys,
         lone_worker(settings, home / "m", standbys) as worker,
@@ -165,12 +159,12 @@ async def test_a_process_begun_before_anything_else_becomes_the_first_worker(
         source.forget_first()  # which is somebody else's by now
         said = await answer(worker.submit(request("a", max_tokens=3)))
         assert said.finished.usage.num_output_tokens <= 3
-        assert zygote is None or psutil.Process(worker.process.pid).ppid() == zygote.pid
+        assert worker.process.pid == first.process.pid
 
 
 async def test_it_is_not_taken_when_it_died_meanwhile(home: Path):
     settings = lone_settings(home)
-    source = WorkerSource(settings.cpu_blas, forks=False)
+    source = WorkerSource(settings.cpu_blas)
     first = await source.begin()
     first.process.kill()
     await first.process.wait()
@@ -183,7 +177,7 @@ async def test_it_is_not_taken_when_it_died_meanwhile(home: Path):
 
 async def test_it_ends_when_nothing_is_loaded_at_boot_and_no_spare_is_wanted(home: Path):
     settings = lone_settings(home, spare_worker=False)
-    source = WorkerSource(settings.cpu_blas, forks=False)
+    source = WorkerSource(settings.cpu_blas)
     first = await source.begin()
     async with sparing(settings, source=source) as standbys:
         standbys.want()
@@ -200,7 +194,7 @@ async def test_it_can_be_switched_off(home: Path):
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from runtime.supervisor.source import WorkerSource
+from runtime.supervisor.spawned import WorkerSource
 from runtime.supervisor.standby import StandbyPool
 from tests.lone_worker import lone_settings
 from tests.waiting import until
@@ -210,14 +204,14 @@ async def main(home):
     spares = StandbyPool(lone_settings(home), source)
     spares.want()
     await until(lambda: spares.is_waiting, "a spare", 30)
-    print(spares.pid, *([source.zygote.pid] if source.zygote else []), flush=True)
+    print(spares.pid, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-async def test_it_leaves_when_its_server_is_killed_and_so_does_what_it_was_forked_from(home: Path):
+async def test_it_leaves_when_its_server_is_killed(home: Path):
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SERVER, str(home)),
         stdout=asyncio.subprocess.PIPE,
@@ -226,11 +220,11 @@ async def test_it_leaves_when_its_server_is_killed_and_so_does_what_it_was_forke
     assert server.stdout is not None
     line = b""
     async with asyncio.timeout(PATIENCE_S + IMPORT_S):
-        while not line.replace(b" ", b"").strip().isdigit():
+        while not line.strip().isdigit():
             line = await server.stdout.readline()
     server.kill()
     await server.wait()
-    await until(lambda: not any(is_alive(int(pid)) for pid in line.split()), "their end")
+    await until(lambda: not is_alive(int(line)), "its end")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a zombie until it is heard of")

@@ -12,7 +12,7 @@ from runtime.errors import MachineFailed, WorkerCause, WorkerDied
 from runtime.scarcity import is_scarcity, says_so
 from runtime.supervisor.blame import BLAMED, Culprits, WorkerEnd, cause_of, died, sentence_of
 from runtime.supervisor.failures import LOST_LIMIT, CrashHistory, Verdict
-from runtime.zygote import EXIT_SANDBOX_LOST, STATUS_UNKNOWN
+from runtime.wire import EXIT_SANDBOX_LOST
 
 
 def test_every_cause_has_its_row_and_only_a_crash_and_a_hang_are_held_against_requests():
@@ -36,7 +36,6 @@ def test_every_cause_has_its_row_and_only_a_crash_and_a_hang_are_held_against_re
         (WorkerEnd(1, was_up=False), "never_up", "before any model was loaded"),
         (WorkerEnd(-signal.SIGSEGV, was_up=False), "crashed", "was killed by SIGSEGV before"),
         (WorkerEnd(EXIT_SANDBOX_LOST), "helper_lost", "another program ended its sandbox"),
-        (WorkerEnd(STATUS_UNKNOWN), "unknown", "the process that could tell how has ended"),
         (WorkerEnd(1, is_lacking=True), "lacking", "no more files, threads, memory or room"),
         (
             WorkerEnd(-signal.SIGKILL, was_out_of_memory=True),
