@@ -379,7 +379,9 @@ class WorkerProcess:
             _log.info("worker ends with its model", model=self.spec.id, pid=child.pid, use=released)
             child.send(Stop())
             return
-        _log.info("worker waits for the next model", model=self.spec.id, pid=child.pid)
+        _log.info(
+            "worker waits for the next model", model=self.spec.id, pid=child.pid, use=released
+        )
         if self._concluding is not None:
             self._concluding.cancel()
         self.clock.exited(time.monotonic())

@@ -23,7 +23,7 @@ from runtime.worker.input.sandbox import Sandbox
 from runtime.worker.kernels import open_libraries
 from runtime.worker.preparing import Preparation
 from runtime.worker.running_time import running_s
-from runtime.worker.session import Process, Session, memory_use, started
+from runtime.worker.session import Process, Session, give_memory_back, memory_use, started
 from runtime.worker.shutdown import Deadline
 from runtime.worker.stacks import print_stacks_when_asked
 
@@ -66,7 +66,7 @@ class Worker:
                 self._before = self._before or work.before
                 if status is None:
                     self._session = work = None
-                    gc.collect()
+                    give_memory_back()
                     self._sender.send(Released(before=self._before, after=memory_use()))
                 return status
             case None:

@@ -369,11 +369,9 @@ class Session:
         if self._team is not None:
             self._stays = False
         self._engine = self._reception = self._reader = self._writer = None
-        gc.collect()
-        mx.synchronize()
-        mx.clear_cache()
         if self._stays:
-            trim_heap()
+            return  # once nothing has this session any more
+        give_memory_back()
         if self._team is not None:
             self._team.leave()
 
@@ -400,6 +398,14 @@ class Session:
         if not beat.is_busy and reception is not None and reception.whose:
             return structs.replace(beat, step=reception.num_turns, is_busy=True, phase="intake")
         return beat
+
+
+def give_memory_back() -> None:
+    """Have neither the allocator nor the heap keep what nothing has any more."""
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
+    trim_heap()
 
 
 def memory_use() -> MemoryUse:
@@ -454,7 +460,10 @@ def _warmed(
     options, rows = command.kv, command.options.max_batch
     beside = command.options.speculates, draft.spec.path if draft is not None else None
     kernels = CompiledKernels(model.model, (rows, beside, options.kv_bits), kept_at())
-    compiles = models.compiles_kernels() and not kernels.are_there
+    is_shared = command.options.ranks is not None
+    # Ranks compute together, and the others know nothing of what was compiled before.
+    compiles = models.compiles_kernels() and (is_shared or not kernels.are_there)
+    is_wide = compiles and not is_shared
     memory = RowMemory(
         is_batched=model.is_batchable,
         pool_bytes=options.pool_bytes,
@@ -472,14 +481,14 @@ def _warmed(
             )
         on_progress()
         warm_decode(model, token_ids, kv, on_progress, compiles=compiles)
-        if command.options.speculates and compiles:
+        if command.options.speculates and is_wide:
             warm_wide(model, token_ids, kv, rows, on_progress)
         if draft is not None:
             drafts = draft.new_kv()
             draft.prefill(token_ids[:-1], drafts)
             each = memory.footprint.per_token + row_sizes(drafts)[0]
             memory.footprint = memory.footprint._replace(per_token=each)
-            if compiles:
+            if is_wide:
                 warm_wide(draft, token_ids, drafts, rows, on_progress)
 
     seconds = models.warm(model, decode)

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runtime.supervisor.supervisor import Supervisor
@@ -50,6 +51,20 @@ async def test_models_that_take_turns_share_processes_and_find_their_kv(home: Pa
                 assert pid is not None
                 pids.append(pid)
         assert len({*pids}) == 2, "one serves, and the other one waits"
+
+
+async def test_what_a_large_model_took_is_given_back(home: Path):
+    """Weights of 200 MB, and 64 MB of KV."""
+    size = {"hidden_size": 1024, "intermediate_size": 8192, "num_key_value_heads": 16}
+    write_model(home / "models" / "large", num_attention_heads=16, head_dim=64, **size)
+    async with serving(home, spare_worker=True, hot_bytes=1 << 30) as (supervisor, kv):
+        large = await pid_of(supervisor, "large")
+        most_bytes = psutil.Process(large).memory_info().rss
+        await reused(supervisor, prompt(3, 4000), "large")
+        await kept(kv, 2)
+        await ask(supervisor, prompt(1), model="qwen3", max_tokens=2)
+        assert await pid_of(supervisor, "llama") == large, "it waited, and was the next one"
+        assert psutil.Process(large).memory_info().rss < most_bytes - (150 << 20)
 
 
 async def test_one_that_crashes_later_is_the_end_of_that_process_only(home: Path):
