@@ -13,11 +13,14 @@ import structlog
 from runtime import nvidia
 from runtime.errors import WorkerDied, WorkerError
 from runtime.memory import (
+    KEPT_BESIDE_GPU_BYTES,
+    KEPT_BYTES,
     RETURN_S,
     Departure,
     available_bytes,
     footprint_bytes,
     has_returned,
+    is_given_back,
     num_oom_kills,
 )
 from runtime.scarcity import says_so
@@ -138,6 +141,13 @@ class CrashReporter:
         if self._lost is None:
             return
         await asyncio.to_thread(self._crashes.keep, self._record(self._lost, child))
+
+    def is_given_back(self, released: Released) -> bool:
+        """Whether its process kept nothing of its models."""
+        before, after = released.before, released.after
+        beside = KEPT_BESIDE_GPU_BYTES if self._has_own_memory else KEPT_BYTES
+        is_freed = is_given_back(before.allocated_bytes, after.allocated_bytes)
+        return is_freed and is_given_back(before.resident_bytes, after.resident_bytes, beside)
 
     def gave_back(self, released: Released) -> None:
         """Its process lives on, and has given all of its memory back."""

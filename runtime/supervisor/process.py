@@ -17,7 +17,6 @@ import structlog
 from runtime.cache.channel import Report, WorkerChannel
 from runtime.config.settings import Settings
 from runtime.errors import LoadFailed, MachineFailed, WorkerDied, WorkerError, WorkerWedged
-from runtime.memory import is_given_back
 from runtime.supervisor.blame import cause_of, died, sentence_of
 from runtime.supervisor.crash_report import CrashReporter
 from runtime.supervisor.generation import Generation
@@ -372,16 +371,15 @@ class WorkerProcess:
         child, spares = self._child, self._spares
         if child is None or self._ending is None or self.has_ended:
             return
-        before, after = released.before, released.after
-        is_back = is_given_back(before.allocated_bytes, after.allocated_bytes)
-        is_back &= is_given_back(before.resident_bytes, after.resident_bytes)
+        is_back = self.crash_reporter.is_given_back(released)
+        log = _log.bind(model=self.spec.id, pid=child.pid)
+        log = log.bind(allocated_bytes=released.after.allocated_bytes)
+        log = log.bind(resident_bytes=released.after.resident_bytes)
         if spares is None or not spares.has_place or not is_back:
-            _log.info("worker ends with its model", model=self.spec.id, pid=child.pid, use=released)
+            log.info("worker ends with its model", before_bytes=released.before.resident_bytes)
             child.send(Stop())
             return
-        _log.info(
-            "worker waits for the next model", model=self.spec.id, pid=child.pid, use=released
-        )
+        log.info("worker waits for the next model")
         if self._concluding is not None:
             self._concluding.cancel()
         self.clock.exited(time.monotonic())

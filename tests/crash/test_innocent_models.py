@@ -152,13 +152,13 @@ def test_the_deadline_of_an_answer_counts_no_time_in_which_nothing_ran(
 def test_the_deadline_of_what_waits_for_its_model_counts_no_such_time_either(
     tmp_path: Path, models_dir: Path
 ):
-    short = {"request_deadline_s": "15", "max_wait_s": "15", "preload": "[]"}
+    short = {"request_deadline_s": "30", "max_wait_s": "30", "preload": "[]"}
     with running(tmp_path, config=config_of(models_dir, **short)) as server:
         with server.slow_loads(), ThreadPoolExecutor(1) as pool:
             asked = pool.submit(server.post, CHAT, ASK)
             loads = (server.get("/running").json()["models"] for _ in iter(pause, 0))
             pid = next(one["pid"] for models in loads for one in models if one["pid"])
-            stopped_for([server.process.pid, pid], 16.0)
+            stopped_for([server.process.pid, pid], 31.0)
             answer = asked.result()
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == ASK["max_tokens"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,8 +56,9 @@ async def test_models_that_take_turns_share_processes_and_find_their_kv(home: Pa
 
 async def test_what_a_large_model_took_is_given_back(home: Path):
     """Weights of 200 MB, and 64 MB of KV."""
-    size = {"hidden_size": 1024, "intermediate_size": 8192, "num_key_value_heads": 16}
-    write_model(home / "models" / "large", num_attention_heads=16, head_dim=64, **size)
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64}
+    changes: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 8192, **heads}
+    write_model(home / "models" / "large", **changes)
     async with serving(home, spare_worker=True, hot_bytes=1 << 30) as (supervisor, kv):
         large = await pid_of(supervisor, "large")
         most_bytes = psutil.Process(large).memory_info().rss
@@ -77,3 +79,30 @@ async def test_one_that_crashes_later_is_the_end_of_that_process_only(home: Path
         await kept(kv)
         assert (await reused(supervisor, prompt(1), "qwen3")).num_tokens >= 512
         assert worker_of(supervisor, "qwen3").pid not in (first, None)
+
+
+def taken(pid: int) -> tuple[int, int, int]:
+    """Threads, descriptors, resident bytes."""
+    process = psutil.Process(pid)
+    return process.num_threads(), process.num_fds(), process.memory_info().rss
+
+
+@pytest.mark.soak
+async def test_two_hundred_swaps_leave_nothing_behind(home: Path):
+    async with serving(home, spare_worker=True) as (supervisor, _):
+        first: dict[int, tuple[int, int, int]] = {}
+        last: dict[int, tuple[int, int, int]] = {}
+        for number in range(200):
+            family = FAMILIES[number % len(FAMILIES)]
+            await reused(supervisor, prompt(2), family, session_id=family)
+            pid = worker_of(supervisor, family).pid
+            assert pid is not None
+            last[pid] = taken(pid)
+            if number < 40:
+                first[pid] = taken(pid)
+        assert len(last) == 2
+        assert first.keys() == last.keys()
+        for pid, (num_threads, num_fds, num_bytes) in last.items():
+            assert num_threads <= first[pid][0] + 1
+            assert num_fds <= first[pid][1] + 1
+            assert num_bytes < first[pid][2] + (32 << 20)

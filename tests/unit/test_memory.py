@@ -9,7 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.memory import available_bytes, footprint_bytes, has_returned, num_oom_kills, trim_heap
+from runtime.memory import (
+    KEPT_BESIDE_GPU_BYTES,
+    KEPT_BYTES,
+    available_bytes,
+    footprint_bytes,
+    has_returned,
+    is_given_back,
+    num_oom_kills,
+    trim_heap,
+)
 from runtime.supervisor.crash_report import CrashReporter
 from runtime.wire import Heartbeat
 from tests.waiting import until
@@ -33,6 +42,24 @@ def test_seven_tenths_of_what_it_took_must_be_available_again(
     footprint: int, freed: int, returned: bool
 ):
     assert has_returned(footprint, freed) is returned
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept", "is_back"),
+    [
+        (100 << 20, 164 << 20, KEPT_BYTES, True),
+        (100 << 20, (164 << 20) + 1, KEPT_BYTES, False),
+        (10_000 << 20, 10_300 << 20, KEPT_BYTES, True),  # 3 %
+        (10_000 << 20, 10_301 << 20, KEPT_BYTES, False),
+        (780 << 20, 1320 << 20, KEPT_BESIDE_GPU_BYTES, True),
+        (824 << 20, 1849 << 20, KEPT_BESIDE_GPU_BYTES, False),
+        (300, 8, KEPT_BYTES, True),
+    ],
+)
+def test_a_process_may_keep_a_little_of_all_its_models(
+    before: int, after: int, kept: int, is_back: bool
+):
+    assert is_given_back(before, after, kept) is is_back
 
 
 def test_the_footprint_is_the_larger_of_resident_and_allocated():
