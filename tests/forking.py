@@ -33,8 +33,14 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 
 
 def frozen(env: Mapping[str, str], prefixes: Sequence[str] = FROZEN) -> dict[str, str]:
-    """The variables that a process can only be started with."""
-    return {name: value for name, value in env.items() if name.startswith(tuple(prefixes))}
+    """The variables that a process can only be started with; not what OpenCV sets for processes
+    that its own starts, once it is imported.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(tuple(prefixes)) and "/cv2/" not in value
+    }
 
 
 def shared(module: str) -> str | None:
