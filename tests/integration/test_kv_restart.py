@@ -132,19 +132,20 @@ def test_and_after_another_model_was_loaded_meanwhile(
 
 
 def test_nothing_of_a_short_conversation_is_said_where_it_is_kept(short: tuple[Path, Conversation]):
-    check_it_is_private(short[0], num_paths=15)
+    check_it_is_private(short[0], num_slots=4)
 
 
 def test_everything_is_private_and_says_nothing_of_the_prompt(
     home: Path, conversation: Conversation
 ):
-    check_it_is_private(home, num_paths=20)
+    check_it_is_private(home, num_slots=20)
 
 
-def check_it_is_private(home: Path, num_paths: int) -> None:
+def check_it_is_private(home: Path, num_slots: int) -> None:
     store = home / "kv"
     paths = [store, *store.rglob("*")]
-    assert len(paths) > num_paths
+    assert len([*(store / "slots").rglob("*.safetensors")]) >= num_slots
+    assert [*(store / "heads").rglob("*.safetensors")]
     for path in paths:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
         assert CANARY not in path.name
