@@ -136,8 +136,11 @@ class StandbyPool:
         return await Child.adopt(await self._source.get()), False
 
     def rest(self) -> None:
-        """A start that took a process is over, however it ended."""
+        """A start that took a process is over, however it ended. What is asked next comes before
+        the imports of the next spare.
+        """
         self._num_starting -= 1
+        self._not_before_s = max(self._not_before_s, time.monotonic() + self._pause_s)
         self.want()
 
     def want(self) -> None:
