@@ -1,7 +1,6 @@
 """Whether mlx computes on an NVIDIA GPU here, told without importing it: the server never does.
 
-Two things are otherwise there. Importing mlx opens the device, and a process which has done that
-cannot be forked. And what a worker allocates is the GPU's memory, not the machine's.
+What a worker allocates there is the GPU's memory, not the machine's.
 """
 
 from __future__ import annotations

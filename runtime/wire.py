@@ -76,7 +76,7 @@ class Prepare(Struct, frozen=True, tag="prepare"):
 
 
 class Load(Struct, frozen=True, tag="load"):
-    """Load this model; but for `Prepare` the first command, and after `Released`."""
+    """Load this model: but for `Prepare` the first command, and the first after each `Released`."""
 
     spec: ModelSpec
     options: WorkerOptions

@@ -840,7 +840,8 @@ class Heads:
         try:
             sync_directories([place])
         except StoreFailed:
-            path.unlink(missing_ok=True)
+            if head.id not in self.known:  # else it is all that there is of one that was published
+                path.unlink(missing_ok=True)
             raise
         return path
 

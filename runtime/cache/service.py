@@ -449,6 +449,8 @@ class KvStore:
             if model and is_last:
                 store.heads.leave_memory(model)
             store.room.leave(channel.key, model if is_last else b"", before_s)
+            for ended in channel.unpublished:  # its process may live on
+                Path(ended.path or "").unlink(missing_ok=True)
             sweep_staged(store.staging_folders, before_s)
 
         if publishing := [*self._publishing]:

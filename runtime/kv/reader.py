@@ -152,9 +152,16 @@ class Reader:
         self._block_size = block
         self._under_way: set[Future[None]] = set()
 
-    def close(self) -> None:
-        """Wait until what was asked for is read."""
-        wait([*self._under_way])
+    def cancel(self) -> None:
+        """Read nothing more than what is being read."""
+        for future in [*self._under_way]:
+            future.cancel()
+
+    def close(self, patience_s: float | None = None) -> bool:
+        """Whether nothing is read any more, which is waited for; after `cancel` of what is being
+        read only.
+        """
+        return not wait([*self._under_way], patience_s).not_done
 
     def ask(self, asked: Asked | Tidy) -> None:
         """Look for a prompt; `OnDisk` comes through `on_done`."""
@@ -172,6 +179,8 @@ class Reader:
 
     def _is_done(self, future: Future[None]) -> None:
         self._under_way.discard(future)
+        if future.cancelled():
+            return
         if (error := future.exception()) is not None:
             traceback.print_exception(error)
 

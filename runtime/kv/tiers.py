@@ -504,7 +504,8 @@ class Tiers:
         if is_kept and there:
             is_pinned = bool(job.head.pins)
             blocks = [replace(one, is_pinned=is_pinned) for one in self._queue(there)]
-            self._disk.writer.put_head(job.again(with_end=job.with_end), blocks)
+            again = job.again(with_end=job.with_end, is_answered=False)  # it may be staged now
+            self._disk.writer.put_head(again, blocks)
 
     def _await(self, path: Sequence[Piece[RunKv]], pause_s: float | None, *, is_over: bool) -> None:
         """Who used these last is back in so many seconds, or never."""

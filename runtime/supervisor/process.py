@@ -130,7 +130,7 @@ class WorkerProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Its process has ended, or never was."""
+        """Its process has ended, is another model's, or never was."""
         return self._child is None or self._child.returncode is not None
 
     async def start(self) -> None:
@@ -172,7 +172,8 @@ class WorkerProcess:
             self._child.send(Abort(request_id=generation.request.request_id))
 
     async def stop(self) -> None:
-        """Ask it to leave, and after a while make it leave; returns when the process is gone.
+        """Ask it to leave, and after a while make it leave; returns when the process has ended, or
+        is another model's.
 
         It takes `stopping.stop_bound_s` at most. Called again it only waits.
         """
@@ -192,9 +193,9 @@ class WorkerProcess:
             self._child.signal(signal.SIGKILL)
 
     async def gone(self) -> None:
-        """Wait until the process has ended and a crash is on record.
+        """Wait until the process has ended and a crash is on record, or is another model's.
 
-        A stopped worker's process ends, if need be by force.
+        A stopped worker's process does not keep its model, if need be by force.
         """
         if self._child is not None:
             await self._is_buried.wait()
@@ -363,13 +364,13 @@ class WorkerProcess:
         await self._look_at_memory()
         if self._ending is not None:
             is_one = self._settings.model(self.spec.id).together is None
-            stays = has_kv and is_one and self._spares is not None and self._spares.has_place
+            stays = has_kv and is_one and self._spares is not None and self._spares.is_wanted
             self._ending.ask(waited_s, stays=stays)
 
     def _on_released(self, released: Released) -> None:
         """The model has left. Its process is the next spare, if it has given all memory back."""
         child, spares = self._child, self._spares
-        if child is None or self._ending is None or self.has_ended:
+        if child is None or self.has_ended or child.was_ended:
             return
         is_back = self.crash_reporter.is_given_back(released)
         log = _log.bind(model=self.spec.id, pid=child.pid)
@@ -383,12 +384,12 @@ class WorkerProcess:
         if self._concluding is not None:
             self._concluding.cancel()
         self.clock.exited(time.monotonic())
-        self.crash_reporter.gave_back(released)
         self._child = None
         spares.give_back(child)
         self._die(died(f"The process of the model {self.spec.id} is another one's.", "told_to_end"))
         self._has_left.set()
         self._is_buried.set()
+        self.crash_reporter.gave_back(released)
         self._on_change(self)
 
     async def _conclude(self, child: Child) -> None:

@@ -35,7 +35,9 @@ _ENOUGH_CORES = 4
 
 
 def has_room() -> bool:
-    """Whether the machine can spare the memory of a process that only waits (about 150 MB)."""
+    """Whether the machine can spare the memory of a process that only waits: about 150 MB, and
+    64 more where it had models before.
+    """
     total = psutil.virtual_memory().total
     return available_bytes() >= max(_TIGHT_BYTES, total * _TIGHT_SHARE)
 
@@ -90,21 +92,28 @@ class StandbyPool:
         return self._child is not None and self._child.hello is not None and self._is_fit()
 
     @property
+    def is_wanted(self) -> bool:
+        """Processes may wait here."""
+        return self._settings.spare_worker and not self._is_over
+
+    @property
     def has_place(self) -> bool:
-        """A process whose model leaves may stay."""
-        return self._settings.spare_worker and not self._is_over and self._has_room()
+        """A process whose model has left may stay."""
+        return self.is_wanted and self._has_room()
 
     def give_back(self, child: Child) -> None:
         """A model has left this process, which has nothing of it any more."""
         child.renew()
         if not self._is_fit():
             self._drop()
-        if self._child is None:
+        self._drop_next()
+        there, after = self._child, child
+        if there is None or there.hello is None:
             self._keep(child)
-        else:
-            self._drop_next()
-            self._next, self._next_until_s = child, time.monotonic() + _TEND_S
-            child.listen(lambda _: None, self._wake.set)
+            after = there
+        if after is not None:
+            self._next, self._next_until_s = after, time.monotonic() + _TEND_S
+            after.listen(lambda _: None, self._wake.set)
         self._wake.set()
 
     def prepare(self, spec: ModelSpec) -> None:
@@ -208,7 +217,7 @@ class StandbyPool:
         except OSError as error:
             _log.warning("no spare worker", why=str(error))
             return
-        if self._is_over:
+        if self._is_over or self._child is not None:  # a model has left its process meanwhile
             self._end(child)
             return
         self._keep(child)

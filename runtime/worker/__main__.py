@@ -1,4 +1,6 @@
-"""The worker process: `python -m runtime.worker --fd N`, started by the server on a socketpair."""
+"""The worker process: `python -m runtime.worker --fd N --page M`, started by the server with a
+socket and a work page.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class Worker:
 
     def run(self) -> int:
         """The mlx thread, until the process is to end; its exit status."""
-        mx.random.seed(int.from_bytes(os.urandom(8)))  # who forks one draws alike
+        mx.random.seed(int.from_bytes(os.urandom(8)))  # forked processes would draw alike
         started("reader", self._read)
         self._sender.send(Hello(pid=os.getpid()))
         open_libraries()
@@ -83,8 +85,8 @@ class Worker:
                     case Load():
                         self._session = Session(self._process, command)
                         self._work.put(self._session)
-                    case _ if self._session is not None:
-                        self._session.obey(command)
+                    case _ if (session := self._session) is not None:
+                        session.obey(command)
                     case Stop(exit_s=exit_s):
                         self._process.deadline.phase_s = exit_s
                         break

@@ -362,18 +362,25 @@ class Session:
         """Give memory back, also before exit: a hard end can strand wired memory on macOS."""
         self._phase = "stopping"
         self._process.deadline.set()
+        self._stays &= self._is_heard and self._team is None
         if self._reader is not None:
-            self._reader.close()
-        if self._reception is not None:
-            self._stays &= self._reception.join(_INTAKE_GRACE_S)
-        if self._team is not None:
-            self._stays = False
+            self._reader.cancel()
+        if self._stays:
+            self._await_threads()
         self._engine = self._reception = self._reader = self._writer = None
         if self._stays:
             return  # once nothing has this session any more
         give_memory_back()
         if self._team is not None:
             self._team.leave()
+
+    def _await_threads(self) -> None:
+        """Nothing of this model is read or taken in any more, or the process does not stay."""
+        patience_s = min(_INTAKE_GRACE_S, self._process.deadline.phase_s / 4)
+        if self._reader is not None:
+            self._stays &= self._reader.close(patience_s)
+        if self._reception is not None:
+            self._stays &= self._reception.join(patience_s)
 
     def _on_rank_lost(self, why: str, is_fault: bool) -> None:
         """Without one rank the others wait for ever: this process ends, and with it all.
@@ -401,10 +408,13 @@ class Session:
 
 
 def give_memory_back() -> None:
-    """Have neither the allocator nor the heap keep what nothing has any more."""
+    """Have neither the allocator nor the heap keep what nothing has any more; the most that was
+    held is what is held now.
+    """
     gc.collect()
     mx.synchronize()
     mx.clear_cache()
+    mx.reset_peak_memory()
     trim_heap()
 
 

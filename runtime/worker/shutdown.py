@@ -54,8 +54,9 @@ def flush(
     send: Callable[[Event], None],
     deadline: Deadline,
 ) -> bool:
-    """Whether all is written."""
-    """Have the writer write what is queued, and report how much is left now and at the end."""
+    """Have the writer write what is queued, and report how much is left now and at the end; whether
+    all is written.
+    """
     if writing is None:
         send(Flushing(num_bytes=0))
         send(Flushed(num_unwritten_bytes=0))

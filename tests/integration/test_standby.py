@@ -72,6 +72,21 @@ async def test_a_waiting_process_becomes_the_next_worker_and_another_one_waits(h
     assert not is_alive(pid)
 
 
+@pytest.mark.usefixtures("slow_loads")
+async def test_a_process_that_comes_back_goes_before_one_that_still_imports(home: Path):
+    settings = lone_settings(home)
+    async with sparing(settings) as standbys:
+        async with lone_worker(settings, home / "m", standbys) as first:
+            pid = first.process.pid
+            await until(lambda: standbys.pid, "a spare that imports", IMPORT_S)
+            assert not standbys.is_waiting
+            await first.process.stop()
+        assert standbys.pid == pid
+        async with lone_worker(settings, home / "m", standbys) as second:
+            assert second.process.pid == pid
+            assert await waiting_pid(standbys) != pid
+
+
 async def test_none_is_started_while_a_model_loads_or_before_anybody_wants_one(home: Path):
     settings = lone_settings(home)
     async with sparing(settings) as standbys:

@@ -308,6 +308,8 @@ class _ForkServer:
                 with suppress(Exception):  # each of its lanes says so
                     self._bench = PromptPreparer(*pickle.loads(payload))  # noqa: S301 - the worker's own
                 run_only_installed_code()  # that pickle alone names classes
+                gc.unfreeze()  # what was there for the model before goes
+                gc.collect()
                 gc.freeze()
             case b"f":
                 self._fork(fds[0])
