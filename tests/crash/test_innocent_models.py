@@ -136,13 +136,13 @@ def test_who_was_stopped_and_goes_on_has_lost_nothing(tmp_path: Path, models_dir
 def test_the_deadline_of_an_answer_counts_no_time_in_which_nothing_ran(
     tmp_path: Path, models_dir: Path
 ):
-    with running(tmp_path, config=config_of(models_dir, request_deadline_s="5")) as server:
+    with running(tmp_path, config=config_of(models_dir, request_deadline_s="15")) as server:
         assert server.post(CHAT, ASK).status_code == 200
         asked = LONG | {"stream_options": {"include_usage": True}}
         with server.stream("POST", CHAT, json=asked) as answer:
             lines = answer.iter_lines()
             next(lines)
-            stopped_for(everything_of(server), 6.0)
+            stopped_for(everything_of(server), 16.0)
             told = [line for line in lines if line]
         assert told[-1] == "data: [DONE]"
         assert json.loads(told[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 600
