@@ -100,7 +100,8 @@ async def test_a_begun_prompt_that_others_passed_knows_what_they_computed_of_it(
         generations.append(supervisor.submit(one))
         await generations[-1].accepted()
         heard.append(await generations[-1].next_chunks() or [])
-        assert isinstance(heard[-1][0], PrefillProgress)
+    # The last one may find all that is shared, and has one slice to compute then.
+    assert all(isinstance(one[0], PrefillProgress) for one in heard[:-1])
     await asyncio.gather(*map(answer, generations, heard))
     longest, long, short = (one.finished_ns or 0 for one in generations)
     assert short < long < longest
