@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import psutil
 import pytest
 
 from runtime.supervisor.supervisor import Supervisor
-from runtime.types import TokenPrompt
-from tests.asking import ask, worker_of
+from runtime.types import CacheParams, SamplingParams, TokenPrompt
+from store.keyed_names import Whom
+from tests.asking import GREEDY, ask, worker_of
 from tests.integration.test_kv_blocks_kept import kept, reused, serving
 from tests.tiny_models import write_model
 
@@ -52,6 +54,53 @@ async def test_models_that_take_turns_share_processes_and_find_their_kv(home: Pa
                 assert pid is not None
                 pids.append(pid)
         assert len({*pids}) <= 2, "one serves, and another one may wait"
+
+
+async def said(supervisor: Supervisor, family: str, seed: int) -> tuple[str, int]:
+    """What a model says to a prompt of its own, and how much of that was known."""
+    sampling = SamplingParams(temperature=0.8, seed=seed) if seed % 2 else GREEDY
+    wish = CacheParams(session_id=f"{family}-{seed}")
+    asked = {"model": family, "max_tokens": 12, "sampling": sampling, "cache": wish}
+    done = await ask(supervisor, prompt(seed), **asked)
+    return done.text, done.finished.usage.cache.num_tokens
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_who_had_the_process_before_changes_no_answer_and_brings_nothing_back(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
+):
+    """Over random turns of five families, with deletions and kills, beside processes that had no
+    model before.
+    """
+    chance, fresh = random.Random(seed), tmp_path_factory.mktemp("fresh")
+    (fresh / "models").symlink_to(home / "models")
+    talks = [(family, number) for family in FAMILIES for number in (11, 12)]
+    async with serving(fresh, spare_worker=False) as (supervisor, _):
+        expected = {talk: (await said(supervisor, *talk))[0] for talk in talks}
+    assert len({*expected.values()}) > len(FAMILIES)
+    known: set[tuple[str, int]] = set()
+    sure: set[tuple[str, int]] = set()
+    """What was written: of an answer right before a kill nothing may be."""
+    pids: list[int | None] = []
+    async with serving(home, spare_worker=True) as (supervisor, kv):
+        for _ in range(24):
+            talk = chance.choice(talks)
+            text, num_known = await said(supervisor, *talk)
+            assert text == expected[talk]
+            assert not num_known or talk in known, "it was never said, or is deleted"
+            assert num_known >= 512 or talk not in sure or talk[0] not in SLICED
+            known.add(talk)
+            sure.add(talk)
+            pids.append(worker_of(supervisor, talk[0]).pid)
+            if chance.random() < 0.2:
+                gone = chance.choice(sorted(known))
+                await kv.delete(Whom(session_id=f"{gone[0]}-{gone[1]}"))
+                known.discard(gone)
+                sure.discard(gone)
+            if chance.random() < 0.1 and pids[-1] is not None:
+                os.kill(pids[-1], signal.SIGKILL)
+                sure.discard(talk)
+        assert len({*pids}) < len(pids) / 3, "processes were used again"
 
 
 async def test_what_a_large_model_took_is_given_back(home: Path):
